@@ -138,6 +138,11 @@ class Draft:
         return self.tree.children if self.draws is None else self.draws
 
 
+def chain_draft(tokens: Tensor, strategy: str, q: Tensor | None = None) -> Draft:
+    """Return a chain of tokens [N], each the first choice of one strategy."""
+    return Draft(tokens, chain_tree(len(tokens)), q, (Source(strategy, 0),) * len(tokens))
+
+
 @dataclass(frozen=True)
 class TextStart:
     """The beginning of a text, as a target and a drafter are told of it.

@@ -15,7 +15,7 @@ from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.ngrams.cache_folder import made_once
 from specdec.ngrams.corpus import open_corpus, tokenize, tokenizer_digest
 from specdec.ngrams.kneser_ney import NgramTable
-from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
+from specdec.records import EMPTY, Draft, TextStart, Tree, chain_draft
 from specdec.sampling import one_hot, probabilities, sample
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
@@ -132,12 +132,8 @@ class CorpusNgram(Drafter):
                 token = int(sample(laws[-1], self._generator))
             tokens.append(token)
             context = self._last((*context, token))
-        return Draft(
-            tokens=torch.tensor(tokens, device=self._device),
-            tree=chain_tree(width),
-            q=torch.stack(laws).to(self._device) if laws else None,
-            source=(Source(self._name, 0),) * width,
-        )
+        q = torch.stack(laws).to(self._device) if laws else None
+        return chain_draft(torch.tensor(tokens, device=self._device), self._name, q)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         tokens = (*prompt, *text)

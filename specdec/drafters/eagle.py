@@ -250,10 +250,8 @@ class StepRows:
     """
 
     def __init__(self, network: EagleNetwork, length: int, past: KeysValues, carried: Tensor, first: Tensor) -> None:
-        """
-        Args:
-            past: keys and values of the `length` rows of the text.
-            carried: [1, 1, D] state that the last one leaves; `first` [1, W] are the logits after it.
+        """Begin after the `length` rows of the text, by their keys and values, the state [1, 1, D] that the last one
+        leaves, and the logits [1, W] after it.
         """
         self._network, self._length, self._past, self.first = network, length, past, first
         self._carried = carried  # [1, 1 + R, D] after the last row of the text, and after each row of the draft

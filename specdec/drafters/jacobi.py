@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
-from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
+from specdec.records import EMPTY, Draft, TextStart, chain_draft
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 
@@ -66,7 +66,7 @@ class Jacobi(Drafter):
         elif missing:
             places = torch.arange(self._length + len(tokens), self._length + gamma, device=self._device)
             tokens = torch.cat([tokens, self._prompt[places % len(self._prompt)]])
-        return Draft(tokens, chain_tree(gamma), source=_SOURCE * gamma)
+        return chain_draft(tokens, "jacobi")
 
     def observe(self, draft: Draft, logits: Tensor) -> None:
         """See `Drafter.observe`. Of a draft that branches, which only another drafter can have made, the path of first
@@ -84,6 +84,3 @@ class Jacobi(Drafter):
         self._guesses = self._guesses[len(tokens) :]
         self._length += len(tokens)
         self._root = torch.full((1,), tokens[-1], device=self._device)  # written there: copying would wait for it
-
-
-_SOURCE = (Source("jacobi", 0),)

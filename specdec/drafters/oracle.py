@@ -13,7 +13,7 @@ from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.models.random_weights import random_model
-from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
+from specdec.records import EMPTY, Draft, TextStart, chain_draft
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.targets.base.model_target import ModelTarget
@@ -89,7 +89,4 @@ class Oracle(Drafter):
             end = time.perf_counter() + len(tokens) * self._config.step_ms / 1000
             while time.perf_counter() < end:
                 pass
-        return Draft(tokens=tokens, tree=chain_tree(len(tokens)), source=_SOURCE * len(tokens))
-
-
-_SOURCE = (Source("oracle", 0),)
+        return chain_draft(tokens, "oracle")

@@ -19,7 +19,7 @@ from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, r
 from specdec.models.model_files import is_gguf
 from specdec.published.checkpoint_files import open_checkpoint
 from specdec.published.formats.pard import mask_token_of
-from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
+from specdec.records import EMPTY, Draft, TextStart, Tree, chain_draft, chain_tree
 from specdec.sampling import sample
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
@@ -140,14 +140,13 @@ class Parallel(SmallModel):
         # 2. Tokens are drawn level by level, or ranked.
         if shape.single:
             drawn = after.max(-1).indices if ranked else sample(after, self.generator)
-            source = (Source("parallel", 0),) * gamma
-            return self.checked(Draft(drawn, chain_tree(gamma), None if ranked else after, source))
+            return self.checked(chain_draft(drawn, self.strategy, None if ranked else after))
 
         def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
             depth = tree.depths[nodes[0]] if nodes[0] >= 0 else 0  # that of all: they are one level
             return after[depth].expand(len(nodes), -1)
 
-        return self.checked(grow(shape, laws, self.how(structure), "parallel", self.generator))
+        return self.checked(grow(shape, laws, self.how(structure), self.strategy, self.generator))
 
     def _compiled_size(self, needed: int) -> int:
         """Return how many tokens a call has: `needed`, or those of a compiled pass, where that has room for them."""

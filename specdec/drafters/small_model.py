@@ -32,7 +32,7 @@ from specdec.models.probe import open_decoder, said_of
 from specdec.models.quantization import said_of_weights
 from specdec.models.ragged_decoder import RaggedDecoder, SlotDecoder
 from specdec.models.seq2seq import Seq2SeqDecoder, decoder_of
-from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
+from specdec.records import EMPTY, Draft, TextStart, chain_draft, chain_tree
 from specdec.sampling import one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
@@ -227,8 +227,7 @@ class SmallModel(NetworkDrafter):
     def _chain(self, drafted: Choice) -> Draft:
         """Return a draft of these tokens, and keep in mind what the cache holds of them."""
         self._drafted = drafted.read.to("cpu", non_blocking=True)
-        size = len(drafted.tokens)
-        return self.checked(Draft(drafted.tokens, chain_tree(size), drafted.q, (Source(self.strategy, 0),) * size))
+        return self.checked(chain_draft(drafted.tokens, self.strategy, drafted.q))
 
     def _context(self) -> list[int]:
         return self._text if self.translation is None else self.translation.read(self._text)

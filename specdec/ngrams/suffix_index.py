@@ -14,11 +14,10 @@ class SuffixIndex:
 
     def __init__(self, orders: Iterable[int], leftmost: bool = False) -> None:
         self.text: list[int] = []
-        self._leftmost = leftmost
         self._pending = 0
         # For each order: n-gram -> the latest position after it; position -> the one before after the same n-gram.
         self._tables: dict[int, tuple[dict[int, int], list[int]]] = {order: ({}, []) for order in orders}
-        # For each order: n-gram -> the first position after it.
+        # For each order, if they are asked for: n-gram -> the first position after it.
         self._first: dict[int, dict[int, int]] = {order: {} for order in self._tables} if leftmost else {}
         # The last n tokens as one number, 32 bits a token below a leading 1: cheaper to make and to hash than a tuple.
         # If the text is shorter than n, the number is shorter too and equals no other.
@@ -37,7 +36,7 @@ class SuffixIndex:
                 key = self._key(order, position)
                 if before < 0:
                     del latest[key]
-                    if self._leftmost:
+                    if order in self._first:
                         del self._first[order][key]
                 else:
                     latest[key] = before
@@ -68,11 +67,9 @@ class SuffixIndex:
         return found
 
     def first(self, order: int) -> int | None:
-        """Return the position after the first earlier occurrence of the text's last `order` tokens, None without one.
-        Raises ValueError: the index does not keep it.
+        """Return the position after the first earlier occurrence of the text's last `order` tokens, None without one;
+        only of an index that was made `leftmost`.
         """
-        if not self._leftmost:
-            raise ValueError("first occurrences are kept by an index that was made with leftmost=True")
         if self._pending < len(self.text):
             self._index()
         return self._first[order].get(self._keys[order])
@@ -123,11 +120,9 @@ class FinishedText:
 
     def matches(self, orders: Sequence[int], limit: int, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return earlier occurrences of the last n tokens before each of `places` [P]: at most `limit` a place. Of the
-        orders n the first with an occurrence counts, for each place on its own.
-
-        Returns:
-            Two arrays [M], a match in each entry: the number of its place, in ascending order, and the position after
-            the occurrence, the latest of a place first.
+        orders n the first with an occurrence counts, for each place on its own. Each of the M matches has an entry in
+        two arrays: the number of its place, in ascending order, and the position after the occurrence, the latest of a
+        place first.
         """
         before = np.stack([self._earlier(order) for order in orders])
         order = np.argmax(before[:, places] >= 0, axis=0)

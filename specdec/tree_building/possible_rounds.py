@@ -66,7 +66,7 @@ def common_rows(found: Continuations, windows: np.ndarray) -> tuple[np.ndarray, 
     short = np.flatnonzero(size < longest[at])
     one, other = _pairs(short, short + 1, np.searchsorted(at, at[short], side="right"))
     same = windows[size[one], begin[one]] == windows[size[one], begin[other]]
-    whole = _without(one[same], len(at))
+    whole = np.delete(np.arange(len(at)), one[same])
     chosen, rank, _ = ranked(at[whole], size[whole] * windows.shape[1] + windows[size, begin][whole])
     return whole[chosen], rank
 
@@ -78,7 +78,7 @@ def different_rows(found: Continuations) -> tuple[np.ndarray, np.ndarray]:
     adds_nothing = (size[one] < size[other]) | (size[one] == size[other]) & (other < one)
     one, other = one[adds_nothing], other[adds_nothing]
     agreed = _agreed(_copier(found, one), _copier(found, other), size[one])
-    kept = _without(one[agreed == size[one]], len(at))
+    kept = np.delete(np.arange(len(at)), one[agreed == size[one]])
     return kept, np.arange(len(kept)) - np.searchsorted(at[kept], at[kept])
 
 
@@ -202,13 +202,6 @@ def _pairs(items: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[np.
     counts = ends - begins
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(items, counts), np.repeat(begins, counts) + within
-
-
-def _without(left_out: np.ndarray, count: int) -> np.ndarray:
-    """Return the numbers below `count` that are not left out."""
-    kept = np.ones(count, dtype=bool)
-    kept[left_out] = False
-    return np.flatnonzero(kept)
 
 
 def _shared(found: Continuations, number: np.ndarray) -> np.ndarray:

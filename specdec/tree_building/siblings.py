@@ -155,9 +155,8 @@ def growing(
     Several models share the siblings, see `_models`. A child that is drawn has the q of its own model, of which the
     tokens of earlier siblings are taken out: multi-round rejection needs no more than that.
 
-    Raises:
-        ValueError: a beam that is filled in another way than `ranked`; several models that fill one, or whose draws are
-            independent, because a token that two of them draw would have two q.
+    Raises ValueError: a beam that is filled in another way than `ranked`; several models that fill one, or whose draws
+    are independent, because a token that two of them draw would have two q.
     """
     names = (strategy,) if isinstance(strategy, str) else tuple(strategy)
     if len(names) > 1 and (how == "independent" or structure.beam is not None):

@@ -14,7 +14,7 @@ from specdec.compiled.draft_loop import Choice, joined
 from specdec.compiled.passes import compiled_product
 from specdec.drafters.base.contract import Drafter
 from specdec.errors import NumericsError
-from specdec.records import Draft, Source, TextStart, chain_tree
+from specdec.records import Draft, TextStart, chain_draft
 from specdec.sampling import all_finite, drawn, generator_on, probabilities
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
@@ -209,4 +209,4 @@ class FeatureDrafter(NetworkDrafter):
         """
         chain = self.new_chain(structure.gamma, structure.threshold)
         tokens, _, q = self.drafted(chain, self.widened(rows.first), lambda token: self.widened(rows.next(token)))
-        return self.checked(Draft(tokens, chain_tree(len(tokens)), q, (Source(strategy, 0),) * len(tokens)))
+        return self.checked(chain_draft(tokens, strategy, q))
