@@ -25,6 +25,7 @@ PLAIN = (BASELINE, NULL, ORIGINAL)
 control, and by the model that it was trained from."""
 
 AtLeastOne = Annotated[int, Field(ge=1)]
+NonEmpty = Annotated[str, Field(min_length=1)]
 
 
 def _below(name: str) -> str:
@@ -82,10 +83,10 @@ class MeasurementConfig:
     cost_seconds: Annotated[float, Field(gt=0)]
     bootstrap: AtLeastOne
     null: bool | Literal["auto"]
-    original: Annotated[str, Field(min_length=1)] | None
+    original: NonEmpty | None
     sampled_temperature: Annotated[float, Field(gt=0.0)] | None
-    peers: list[Annotated[str, Field(min_length=1)]]
-    drafters: list[Annotated[str, Field(min_length=1)]]
+    peers: list[NonEmpty]
+    drafters: list[NonEmpty]
     drafter_settings: dict[str, DrafterSettings]
     trace: bool
     traced: AtLeastOne
@@ -104,7 +105,7 @@ class TrackingConfig:
     """The place where results are logged (`conf/tracking/`)."""
 
     uri: str | None
-    experiment: Annotated[str, Field(min_length=1)]
+    experiment: NonEmpty
     enabled: bool
     required: bool
     run_name: str | None
@@ -124,16 +125,16 @@ class RunConfig:
     measurement: MeasurementConfig
     tracking: TrackingConfig
     seed: Annotated[int, Field(ge=0)]
-    resume: Annotated[str, Field(min_length=1)]
+    resume: NonEmpty
     experiment_name: str | None
-    advice_dir: Annotated[str, Field(min_length=1)]
+    advice_dir: NonEmpty
 
 
 @typed
 class AdviceConfig:
     """The text that `specdec.advise` starts from: null decodes it, else a `generations.jsonl`."""
 
-    text: Annotated[str, Field(min_length=1)] | None
+    text: NonEmpty | None
 
 
 @typed
@@ -166,7 +167,7 @@ class CertifyConfig(RunConfig):
 class ServerConfig:
     """The server that is audited, and how much it is asked (`conf/certify_server.yaml`)."""
 
-    url: Annotated[str, Field(min_length=1)]
+    url: NonEmpty
     model: str | None
     prompts: AtLeastOne
     texts: AtLeastOne

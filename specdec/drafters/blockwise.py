@@ -1,10 +1,8 @@
 """Blockwise parallel decoding (Stern et al. 1811.03115): heads predict the next block of tokens at once."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from specdec.config import typed
+from specdec.config import NonEmpty, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.heads import Drafts, HeadsDrafter, HeadsDrafterConfig
 from specdec.targets.base import Target
@@ -13,7 +11,7 @@ from specdec.targets.base import Target
 @typed
 class BlockwiseHeadsConfig:
     name: Literal["blockwise"]
-    model: Annotated[str, Field(min_length=1)]
+    model: NonEmpty
     drafts: Drafts
 
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from specdec.config import typed
+from specdec.config import NonEmpty, typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.ngrams.cache_folder import made_once
 from specdec.ngrams.corpus import open_corpus, tokenize, tokenizer_digest
@@ -31,11 +31,11 @@ _CHUNK = 256  # contexts whose laws are standardised at once
 class CorpusNgramConfig:
     name: Literal["corpus_ngram", "unigram", "bigram"]
     order: Annotated[int, Field(ge=1, le=8)]
-    corpus: Annotated[str, Field(min_length=1)] | None
-    field: Annotated[str, Field(min_length=1)] | None
+    corpus: NonEmpty | None
+    field: NonEmpty | None
     discount: Annotated[float, Field(gt=0.0, lt=1.0)]
     siblings: Siblings
-    cache_dir: Annotated[str, Field(min_length=1)] | None
+    cache_dir: NonEmpty | None
 
     @model_validator(mode="after")
     def check_order(self) -> Self:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.calibration import CalibrationText, CalibrationTextConfig, Worth, own_model
 from specdec.drafters.base.network_drafter import Drafts
@@ -40,7 +40,7 @@ class LayerSkipConfig(CalibrationTextConfig):
     evaluations: AtLeastOne
     drafts: Drafts
     siblings: Siblings
-    cache_dir: Annotated[str, Field(min_length=1)] | None
+    cache_dir: NonEmpty | None
 
     @field_validator("skip")
     @classmethod

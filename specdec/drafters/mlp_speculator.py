@@ -1,10 +1,8 @@
 """MLP speculators ("accelerators") as IBM publishes them: stages that read one state and one token each."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from specdec.config import typed
+from specdec.config import NonEmpty, typed
 from specdec.drafters.base import drafters
 from specdec.drafters.base.heads import Drafts, HeadsDrafter
 from specdec.errors import UsageError
@@ -16,7 +14,7 @@ from specdec.tree_building.siblings import Siblings
 @typed
 class MlpSpeculatorConfig:
     name: Literal["mlp_speculator"]
-    model: Annotated[str, Field(min_length=1)] | None
+    model: NonEmpty | None
     drafts: Drafts
     siblings: Siblings
 

@@ -4,14 +4,14 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.drafters.base import drafters
 from specdec.drafters.base.lookup import TokenLookup
 from specdec.errors import ModelLoadError, UsageError
@@ -35,7 +35,7 @@ Extend = Literal["chain", "greedy"]
 @typed
 class ModelBigramConfig:
     name: Literal["model_bigram"]
-    model: Annotated[str, Field(min_length=1)] | None
+    model: NonEmpty | None
     dtype: Dtype
     begin: bool
     k: AtLeastOne
@@ -43,7 +43,7 @@ class ModelBigramConfig:
     extend_k: AtLeastOne
     extend_w: AtLeastOne
     batch_size: AtLeastOne
-    cache_dir: Annotated[str, Field(min_length=1)] | None
+    cache_dir: NonEmpty | None
 
     @model_validator(mode="after")
     def _extends_what_is_ranked(self) -> Self:

@@ -4,14 +4,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.drafters.base import drafters
 from specdec.drafters.base.lookup import TokenLookup
 from specdec.errors import UsageError
@@ -28,11 +27,11 @@ _CHUNK = 8192  # tokens whose embeddings are widened at once
 @typed
 class ModelUnigramConfig:
     name: Literal["model_unigram"]
-    model: Annotated[str, Field(min_length=1)] | None
+    model: NonEmpty | None
     dtype: Dtype
     k: AtLeastOne
-    corpus: Annotated[str, Field(min_length=1)] | None
-    field: Annotated[str, Field(min_length=1)] | None
+    corpus: NonEmpty | None
+    field: NonEmpty | None
     calibration: AtLeastOne
 
 

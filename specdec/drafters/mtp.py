@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from specdec.config import typed
+from specdec.config import NonEmpty, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.calibration import own_model
 from specdec.drafters.base.network_drafter import Drafts, FeatureDrafter
@@ -27,7 +26,7 @@ from specdec.targets.base import Target
 @typed
 class MtpConfig:
     name: Literal["mtp"]
-    model: Annotated[str, Field(min_length=1)] | None
+    model: NonEmpty | None
     drafts: Drafts
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field, NonNegativeInt
+from pydantic import NonNegativeInt
 from torch import Tensor
 
 from specdec.compiled.passes import compile_decoder
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.network_drafter import Drafts
 from specdec.drafters.small_model import SmallModel
@@ -31,7 +31,7 @@ _ROWS = 256  # tokens in a call, when a text is replayed
 @typed
 class ParallelConfig:
     name: Literal["parallel"]
-    model: Annotated[str, Field(min_length=1)]
+    model: NonEmpty
     mask_token: NonNegativeInt | None
     dtype: Dtype
     attention: Literal["auto", "sdpa", "eager"]

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from specdec.config import typed
+from specdec.config import NonEmpty, typed
 from specdec.cost_model import DraftCost
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
@@ -25,8 +25,8 @@ from specdec.tree_building.possible_rounds import PossibleRounds, chain_rounds
 @typed
 class RecordedLengthsConfig:
     name: Literal["recorded"]
-    path: Annotated[str, Field(min_length=1)] | None
-    field: Annotated[str, Field(min_length=1)] | None
+    path: NonEmpty | None
+    field: NonEmpty | None
     fixed_ms: Annotated[float, Field(ge=0.0)] | None
     step_ms: Annotated[float, Field(ge=0.0)] | None
     kind: Literal["lookup", "model"] | None  # what drafted; null: a look-up where the field's name says so

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
@@ -33,13 +33,13 @@ logger = logging.getLogger(__name__)
 @typed
 class RetrievalConfig:
     name: Literal["retrieval"]
-    model: Annotated[str, Field(min_length=1)] | None
-    corpus: Annotated[str, Field(min_length=1)] | None
-    field: Annotated[str, Field(min_length=1)] | None
+    model: NonEmpty | None
+    corpus: NonEmpty | None
+    field: NonEmpty | None
     match_max: Annotated[int, Field(ge=1, le=256)]
     match_min: AtLeastOne
     hits_max: AtLeastOne
-    cache_dir: Annotated[str, Field(min_length=1)] | None
+    cache_dir: NonEmpty | None
 
     @model_validator(mode="after")
     def _keys_go_together(self) -> Self:

@@ -3,17 +3,16 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.compiled.draft_loop import Choice, StaticLoop, joined
 from specdec.compiled.graph_checks import loop_departure, trusted
 from specdec.compiled.passes import compile_decoder
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.contract import BatchDrafter
 from specdec.drafters.base.network_drafter import Drafts, GrowingChain, NetworkDrafter
@@ -51,7 +50,7 @@ class SmallModelConfig:
     siblings: Siblings
     translate: bool
     prefill_chunk: AtLeastOne
-    revision: Annotated[str, Field(min_length=1)] | None
+    revision: NonEmpty | None
 
 
 @drafters.register("small_model")

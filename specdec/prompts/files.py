@@ -2,11 +2,9 @@
 
 import string
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
-
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
 from specdec.text.lines import printable
@@ -22,7 +20,6 @@ from specdec.text.sources import (
     usual_prompt,
 )
 
-Key = Annotated[str, Field(min_length=1)]
 LINE = "text"  # the field of a record that is made of a plain line
 
 
@@ -30,12 +27,12 @@ LINE = "text"  # the field of a record that is made of a plain line
 class FileConfig(SetConfig, HubKeys):
     path: str | None  # a local file, gzip or not; a parquet file; a folder, of which `split` is read as of a data set
     format: Literal["jsonl", "lines"]  # of a file of text; a line of text is a record with `field` alone
-    field: Key | None  # text, or a list of turns; a dot reaches into a nested record; null: the usual one that is there
+    field: NonEmpty | None  # text, or a list of turns; a dot reaches into a nested record; null: the usual one there is
     template: str | None  # {field} and other keys of the record; null: the field alone
     max_characters: AtLeastOne | None  # of the field: a longer text ends with the last word that fits; null: whole
-    category_field: Key | None  # null: all prompts are of one category, named as the set
-    id_field: Key | None  # null: the number of the line
-    reference_field: Key | None  # the right answer, in records that have one; null: outputs are not compared
+    category_field: NonEmpty | None  # null: all prompts are of one category, named as the set
+    id_field: NonEmpty | None  # null: the number of the line
+    reference_field: NonEmpty | None  # the right answer, in records that have one; null: outputs are not compared
     strip_end: bool  # white space at the end would stop most tokenizers inside a token
 
 

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
-from pydantic import Field
 
-from specdec.config import DraftSize, typed
+from specdec.config import DraftSize, NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.records import Tree, shared_tree
 from specdec.structures.base import Structure, structures
@@ -21,7 +20,7 @@ Accuracy = tuple[float, ...] | tuple[tuple[float, ...], ...]
 @typed
 class TokenTreeConfig:
     name: Literal["tree"]
-    file: Annotated[str, Field(min_length=1)] | None
+    file: NonEmpty | None
     parents: list[int] | None
     accuracy: list[Any] | None  # a number for each rank, or such a list for each depth
     nodes: DraftSize

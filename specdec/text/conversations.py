@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.text.document_store import Encoded, batched
 from specdec.text.lines import file_digest, filled_lines
@@ -28,8 +28,8 @@ class ConversationsConfig(HubKeys):
     """The keys of conversations: records `{"conversations": [{"from": "human" | "gpt", "value": TEXT}, ...]}`."""
 
     name: Literal["conversations"]
-    path: Annotated[str, Field(min_length=1)] | None  # a JSON list of them, or JSON lines, gzip or not; null: the hub
-    chat_template: Annotated[str, Field(min_length=1)]  # Jinja, for a tokenizer that has no template of its own
+    path: NonEmpty | None  # a JSON list of them, or JSON lines, gzip or not; null: the hub
+    chat_template: NonEmpty  # Jinja, for a tokenizer that has no template of its own
     max_conversations: AtLeastOne | None  # reads as many from the beginning; None reads all
     heldout_every: Annotated[int, Field(ge=2)]  # holds out the n-th, 2n-th, ... conversation.
 

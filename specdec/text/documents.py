@@ -5,12 +5,13 @@ stream, several times over: a text need not fit into memory. Knows neither torch
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.text.lines import decoded, file_digest, file_lines
 from specdec.text.sources import HubKeys, Part, read_hub
@@ -21,8 +22,8 @@ class TextCorpusConfig(HubKeys):
     """The keys of a plain text: a local file, or a data set on the hub."""
 
     name: Literal["text"]
-    path: Annotated[str, Field(min_length=1)] | None  # a UTF-8 file, gzip or not; null: a data set on the hub
-    field: Annotated[str, Field(min_length=1)]  # the field of a hub record that holds its text, one document
+    path: NonEmpty | None  # a UTF-8 file, gzip or not; null: a data set on the hub
+    field: NonEmpty  # the field of a hub record that holds its text, one document
     documents: Literal["lines", "paragraphs"]  # of a file: a document per line, or blank lines between documents
     max_bytes: AtLeastOne | None  # read no more bytes of text than this; null: all of it
     heldout_every: Annotated[int, Field(ge=2)]  # the n-th, 2n-th, ... document is held out
@@ -52,19 +53,14 @@ class OpenedText:
     def _in_file(self) -> Iterator[str]:
         """Yield the lines that are not blank, or the paragraphs between blank lines; a line ends with \\n or \\r\\n."""
         path, key = str(self.config.path), f"{self.group}.path"
-        paragraph: list[str] = []
-        for number, raw in file_lines(Path(path).expanduser(), f"Text file {key}={path}"):
-            line = decoded(f"{path}:{number}", raw, f"convert the file that {key} names")
-            if self.config.documents == "lines":
-                if line.strip():
-                    yield line
-            elif line.strip():
-                paragraph.append(line)
-            elif paragraph:
+        numbered = file_lines(Path(path).expanduser(), f"Text file {key}={path}")
+        lines = (decoded(f"{path}:{number}", raw, f"convert the file that {key} names") for number, raw in numbered)
+        if self.config.documents == "lines":
+            yield from (line for line in lines if line.strip())
+            return
+        for filled, paragraph in groupby(lines, key=lambda line: bool(line.strip())):
+            if filled:
                 yield "\n".join(paragraph)
-                paragraph = []
-        if paragraph:
-            yield "\n".join(paragraph)
 
     def _on_hub(self) -> Iterator[str]:
         field = self.config.field

@@ -7,12 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from specdec import hub
-from specdec.config import typed
+from specdec.config import NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.text.lines import decoded, file_digest, filled_lines, json_value
 
@@ -60,7 +58,7 @@ def read_file(name: str, line_field: str | None, key: str = "prompts.path") -> R
 class HubKeys:
     """The keys of a data set on the hub in parquet or JSON: no script is ever run."""
 
-    hub_id: Annotated[str, Field(min_length=1)] | None
+    hub_id: NonEmpty | None
     hub_config: str | None
     split: str
     revision: str | None

@@ -9,11 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
-
-from specdec.config import BASELINE, AtLeastOne, typed
+from specdec.config import BASELINE, AtLeastOne, NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.text.lengths import LARGEST, LENGTHS, FirstLengths, drafters_of, lengths_by_position
 from specdec.text.lines import (
@@ -38,14 +36,14 @@ _NAMES = ("question_id", "request_id", "id", "prompt")  # the keys that may name
 class Recording:
     """The keys that target=replay and prompts=recorded share: which file, and how a plain text becomes streams."""
 
-    path: Annotated[str, Field(min_length=1)] | None  # null is refused: no recording is the obvious one
+    path: NonEmpty | None  # null is refused: no recording is the obvious one
     format: Literal["jsonl", "text"]
-    tokenizer: Annotated[str, Field(min_length=1)] | None  # a folder, a hub id or pocket; text needs one
+    tokenizer: NonEmpty | None  # a folder, a hub id or pocket; text needs one
     unit: Literal["paragraph", "file"]  # of text: what becomes one stream; paragraphs end at an empty line
     prompt_tokens: AtLeastOne  # of text: as many first tokens of a stream are its prompt
     continuation_tokens: AtLeastOne | None  # of text: at most as many tokens follow the prompt; null: all
     skip_bad: bool  # leave lines that cannot be used out and count them, instead of refusing the file
-    lengths: Annotated[str, Field(min_length=1)] | None  # what every stream has to have accepted lengths of
+    lengths: NonEmpty | None  # what every stream has to have accepted lengths of
 
     def require_path(self, group: str) -> None:
         """Raise UsageError where no file is named; `group` is the config group of these keys."""

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.models.cache import CACHE
 from specdec.models.decoder import flops_per_token
@@ -31,8 +30,8 @@ _CHARACTERS = 16  # of a text that are tokenised for each token of a passage: no
 
 @typed
 class CalibrationTextConfig:
-    corpus: Annotated[str, Field(min_length=1)] | None
-    field: Annotated[str, Field(min_length=1)] | None
+    corpus: NonEmpty | None
+    field: NonEmpty | None
     passages: AtLeastOne
     context: AtLeastOne
     tokens: AtLeastOne

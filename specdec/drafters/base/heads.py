@@ -5,14 +5,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
-from specdec.config import typed
+from specdec.config import NonEmpty, typed
 from specdec.drafters.base.contract import BatchDrafter, DrafterCapabilities
 from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
 from specdec.errors import UsageError
@@ -35,7 +34,7 @@ begin with the root."""
 @typed
 class HeadsDrafterConfig:
     name: str
-    model: Annotated[str, Field(min_length=1)]
+    model: NonEmpty
     drafts: Drafts
     siblings: Siblings
 
