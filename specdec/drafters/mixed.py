@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup, TokenLookup
-from specdec.drafters.base.nested import named_below
+from specdec.drafters.base.nested import built_part, named_below
 from specdec.drafters.ngram import Matches, Ngram
 from specdec.errors import UsageError
 from specdec.records import Source, TextStart
@@ -73,10 +73,8 @@ class Mixed(Lookup):
 
     @classmethod
     def from_config(cls, config: MixedConfig, target: Target) -> "Mixed":
-        with named_below("context"):
-            context = cast(Ngram, drafters.build(config.context, target=target))
-        with named_below("bigram"):
-            bigram = cast(TokenLookup, drafters.build(config.bigram, target=target))
+        context = cast(Ngram, built_part("context", config.context, target))
+        bigram = cast(TokenLookup, built_part("bigram", config.bigram, target))
         return cls(context, bigram, target, config.context_rows, config.fill)
 
     def prepare(self, capacity: int, structure: Structure) -> None:

@@ -19,33 +19,24 @@ class Beam(NamedTuple):
 class Structure(ABC):
     """The shape and the largest size of a draft, and the answers to what a drafter asks about it. How the target
     evaluates a draft is the target's business.
-
-    Attributes:
-        gamma: the depth offered in a full round: gamma of a chain, w of rows, the depth of a tree.
-        threshold: a drafter that reports its confidence drafts no further token once it puts the chance that all
-            drafted so far are accepted below this; 0 always asks for the whole shape.
-        rows: the number of continuations that share nothing but the root, 1 for a chain; None for a tree.
-        beam: the search that chooses the nodes by the drafter's confidence; None where their places are given. Nodes of
-            a beam are the drafter's most likely tokens, point masses however it usually drafts: which of them are
-            offered depends on what they are, so they are no draws from a law.
-
-    Class attributes:
-        single: a draft is one continuation, drafted token by token, that may end early (`until`). One row of `rows` is
-            not: it is made as several rows would be.
-        fixed: a full draft has the topology `tree`; false where it follows the tokens: nodes are merged, or chosen.
-        depth_name: what the depth is called in tables: a key of its config, or a word.
-        sized_by: config keys to lower when a draft is too large; shown in errors.
     """
 
     name: ClassVar[str]
+    # A draft is one continuation, drafted token by token, that may end early (`until`). One row of `rows` is not: it is
+    # made as several rows would be.
     single: ClassVar[bool] = False
-    fixed: ClassVar[bool] = True
-    depth_name: ClassVar[str] = "depth"
-    sized_by: ClassVar[str] = "the size of the structure"
+    fixed: ClassVar[bool] = True  # a full draft has the topology `tree`; false where nodes are merged, or chosen
+    depth_name: ClassVar[str] = "depth"  # the depth in tables: a key of its config, or a word
+    sized_by: ClassVar[str] = "the size of the structure"  # config keys to lower when a draft is too large, for errors
 
-    gamma: int
+    gamma: int  # the depth offered in a full round: gamma of a chain, w of rows, the depth of a tree
+    # A drafter that reports its confidence drafts no further token once it puts the chance that all drafted so far are
+    # accepted below this; 0 always asks for the whole shape.
     threshold: float = 0.0
-    rows: int | None = None
+    rows: int | None = None  # the number of continuations that share nothing but the root, 1 for a chain; None: a tree
+    # The search that chooses the nodes by the drafter's confidence; None where their places are given. Nodes of a beam
+    # are the drafter's most likely tokens, point masses however it usually drafts: which of them are offered depends on
+    # what they are, so they are no draws from a law.
     beam: Beam | None = None
 
     @property

@@ -13,26 +13,19 @@ from specdec.sampling import one_hot, residual
 
 @dataclass(frozen=True)
 class VerifierCapabilities:
-    """The abilities of an acceptance rule.
+    """The abilities of an acceptance rule."""
 
-    Attributes:
-        handles: names of the structures that it can judge.
-        lossless: the output law is exactly the target's; such a rule is under test for every structure it handles.
-            A rule that is not lossless says by `law` what it emits instead.
-        greedy_only: right only where p is one-hot; a run with a temperature is refused.
-        deterministic: the decision follows from p and the draft's tokens, without randomness.
-        token_by_token: a token of a chain passes with min(1, p/q), whatever else is offered, so that a position-wise
-            replay counts rounds (theory.md 4.2); this says nothing of rows and trees. Other rules are replayed only
-            where p is one-hot: all lossless rules are one there.
-        any_depth: a token's chance to pass is the same at every depth of a draft, so that one alpha describes the rule.
-    """
-
-    handles: frozenset[str]
+    handles: frozenset[str]  # names of the structures that it can judge
+    # The output law is exactly the target's; such a rule is under test for every structure it handles. A rule that is
+    # not lossless says by `law` what it emits instead.
     lossless: bool = True
-    greedy_only: bool = False
-    deterministic: bool = False
+    greedy_only: bool = False  # right only where p is one-hot; a run with a temperature is refused
+    deterministic: bool = False  # the decision follows from p and the draft's tokens, without randomness
+    # A token of a chain passes with min(1, p/q), whatever else is offered, so that a position-wise replay counts rounds
+    # (theory.md 4.2); this says nothing of rows and trees. Other rules are replayed only where p is one-hot: all
+    # lossless rules are one there.
     token_by_token: bool = True
-    any_depth: bool = True
+    any_depth: bool = True  # a token's chance to pass is the same at every depth, so that one alpha describes the rule
 
 
 class Verifier(ABC):
