@@ -96,8 +96,7 @@ class Retrieval(Lookup):
     def propose(self, structure: Structure) -> Proposal:
         if structure.gamma == 0:
             return NOTHING
-        context = self._text[-self._most :]
-        rows = self._store.continuations(context, self._least, self._most, structure.gamma, self._limit)
+        rows = self._store.continuations(self._text[-self._most :], self._least, structure.gamma, self._limit)
         return ContinuationTrie(rows, counted=True).proposal(structure, "retrieval") if rows else NOTHING
 
     def describe(self) -> dict[str, Any]:

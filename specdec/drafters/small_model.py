@@ -107,7 +107,6 @@ class SmallModel(NetworkDrafter):
         self.prefill_chunk = self._decoder.prefill_chunk
         open_decoder(self._decoder)
         self._size = vocab_size = target.vocab_size
-        self._compilation, self._packages = target.compilation, target.packages
         self._loop: StaticLoop | None = None
         self.translation: Translation | None = None
         if translate:

@@ -14,7 +14,7 @@ import numpy as np
 
 from specdec.errors import UsageError
 from specdec.progress import stage
-from specdec.text.lines import unpacked
+from specdec.text.lines import decoded, file_digest, unpacked
 from specdec.text.python_sources import (
     GENERATED,
     STDLIB,
@@ -64,8 +64,7 @@ def open_corpus(path: str | None, field: str | None) -> NgramCorpus:
         size = file.stat().st_size
 
     def digest() -> str:
-        with file.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest() + (f"/{field}" if field else "")
+        return file_digest(file, noun) + (f"/{field}" if field else "")
 
     def parts() -> Iterator[CorpusPart]:
         with unpacked(file, noun) as (stream, raw):
@@ -124,10 +123,9 @@ def _line_parts(path: str, field: str, stream: BinaryIO, position: Callable[[], 
         if not raw.strip():
             continue
         where = f"{path}:{number}"
+        text = decoded(where, raw, "convert the file, or see drafter.corpus")
         try:
-            record = json.loads(raw.decode("utf-8"))
-        except UnicodeDecodeError:
-            raise UsageError(f"{where}: not UTF-8 text; convert the file, or see drafter.corpus.") from None
+            record = json.loads(text)
         except (ValueError, RecursionError):
             raise UsageError(
                 f"{where}: not JSON; drafter.field is for JSON lines, a plain text needs drafter.field=null."

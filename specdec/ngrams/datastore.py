@@ -107,14 +107,14 @@ class Datastore:
         """The size of tokens and suffixes, in memory or mapped into it."""
         return sum(chunk.tokens.nbytes + chunk.suffixes.nbytes for chunk in self.chunks)
 
-    def continuations(self, context: Sequence[int], least: int, most: int, width: int, limit: int) -> list[list[int]]:
-        """Return at most `width` tokens after each hit of the longest suffix of `context`, of `least` to `most` tokens,
+    def continuations(self, context: Sequence[int], least: int, width: int, limit: int) -> list[list[int]]:
+        """Return at most `width` tokens after each hit of the longest suffix of `context`, of at least `least` tokens,
         that occurs.
 
         Of more than `limit` hits, as many are taken at equal distances in the order of the suffixes. Hits that go on
         alike stand together there, so that a continuation is taken as often as its share of the hits says.
         """
-        length, longest = least, min(most, len(context))
+        length, longest = least, len(context)
         if length > longest or not self._occurs(context[-length:]):
             return []
         while length < longest:  # by halves: where a suffix does not occur, no longer one does

@@ -46,16 +46,16 @@ def test_what_is_written_is_mapped_and_described_and_another_process_opens_it_ag
     assert (manifest.source, manifest.source_digest) == ("a text", "its hash")
     store = open_datastore(folder, manifest)
     assert store.tokens == 9
-    assert store.continuations([7, 1, 2], 1, 8, width=3, limit=10) == [[3, 1, 2]]  # the other one ends a document
+    assert store.continuations([7, 1, 2], 1, width=3, limit=10) == [[3, 1, 2]]  # the other one ends a document
     assert isinstance(store.chunks[0].tokens.obj, np.memmap)
     sent = pickle.dumps(store)
     assert len(sent) < 1000  # names, not tokens
-    assert pickle.loads(sent).continuations([1, 2], 1, 4, 3, 9) == store.continuations([1, 2], 1, 4, 3, 9) != []
+    assert pickle.loads(sent).continuations([1, 2], 1, 3, 9) == store.continuations([1, 2], 1, 3, 9) != []
 
 
 def test_writing_again_replaces(folder):
     write_datastore(folder, in_memory(stream([[4, 5]]), 9), "abc", ("another", "hash"))
-    assert open_datastore(folder, read_manifest(folder)).continuations([4], 1, 2, 3, 3) == [[5]]
+    assert open_datastore(folder, read_manifest(folder)).continuations([4], 1, 3, 3) == [[5]]
     assert [path.name for path in folder.parent.iterdir()] == ["store"]
 
 
@@ -102,14 +102,14 @@ def test_an_index_of_rest(tmp_path):
     (tmp_path / "store.idx").write_bytes(rest_index(one, two))
     store = open_rest_index(tmp_path / "store.idx", 301)
     assert store.tokens == 15
-    rows = store.continuations([8, 1, 2], 2, 16, width=2, limit=10)
+    rows = store.continuations([8, 1, 2], 2, width=2, limit=10)
     assert sorted(rows) == [[3, 1], [3, 1], [3, 9], [4, 300]]
-    assert store.continuations([8, 3, 9], 2, 16, width=2, limit=10) == []  # nothing follows
-    assert store.continuations([7, 7], 2, 16, width=2, limit=10) == []
+    assert store.continuations([8, 3, 9], 2, width=2, limit=10) == []  # nothing follows
+    assert store.continuations([7, 7], 2, width=2, limit=10) == []
     whole = Datastore(
         [Chunk(*(part.data for part in (np.array(x), suffix_order(np.array(x, np.uint16))))) for x in (one, two)], None
     )
-    assert whole.continuations([8, 1, 2], 2, 16, width=2, limit=10) == rows
+    assert whole.continuations([8, 1, 2], 2, width=2, limit=10) == rows
 
 
 def test_damage_of_an_index_is_seen(tmp_path):

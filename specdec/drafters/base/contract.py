@@ -146,8 +146,6 @@ class BatchDrafter:
     texts. Texts have begun with `TextStart.in_step` False, because none may read the target's cache.
     """
 
-    reads_logits: bool = False
-
     def __init__(self, texts: Sequence[Drafter]) -> None:
         self.texts, self.slots = texts, len(texts)
         self.reads_logits = texts[0].capabilities.reads_logits

@@ -62,15 +62,13 @@ class NetworkDrafter(Drafter):
         self._greedy = drafts == "greedy" or target.sampling.greedy
         self.sampling = replace(target.sampling, temperature=0.0) if self._greedy else target.sampling
         self._siblings: Siblings = siblings
-        self._device = target.device
-        compiles = target.compilation == "inductor" and target.device.type == "cpu"
-        self._compiles_product, self._packages = compiles, target.packages
+        self._device, self._compilation, self._packages = target.device, target.compilation, target.packages
 
     def prepare_product(self, network: Any, output: Tensor) -> None:
         """Have a network multiply by output layers like this one [V, D] with a compiled kernel, where calls of the
         target are compiled for a CPU: torch's library reads a layer twice for a few vectors.
         """
-        if self._compiles_product:
+        if self._compilation == "inductor" and self._device.type == "cpu":
             network.product = compiled_product(output, self._packages)
 
     def _begin(self, generator: torch.Generator | None) -> None:
