@@ -19,11 +19,9 @@ from specdec.targets.base.hidden import HiddenStates
 
 
 class EagleLayer(nn.Module):
-    """One decoder layer.
-
-    The first layer of the EAGLE-3 form attends to the normed embedding and the normed feature side by side, and its
-    residual is the feature itself. The first layer of EAGLE-1 has no norm before its attention. Later layers are
-    ordinary ones.
+    """One decoder layer. The first one of the EAGLE-3 form attends to the normed embedding and the normed feature side
+    by side, and its residual is the feature itself. The first one of EAGLE-1 has no norm before its attention. All
+    others are ordinary ones.
     """
 
     def __init__(self, config: EagleConfig, first: bool) -> None:
@@ -40,13 +38,13 @@ class EagleLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        embedded: Tensor,
         turns: tuple[Tensor, Tensor],
         past: tuple[Tensor, Tensor] | None,
-        mask: Tensor | None,
+        mask: Tensor | None = None,
+        embedded: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the layer's output [B, S, D] for x [B, S, D] and the embeddings [B, S, D] of the tokens, and the keys
-        and values of all rows; see `GroupedAttention`.
+        """Return the layer's output [B, S, D] for x [B, S, D] and, where the layer reads them, the embeddings [B, S, D]
+        of the tokens; and the keys and values of all rows; see `GroupedAttention`.
         """
         attended = x if self.input_layernorm is None else self.input_layernorm(embedded if self.joins else x)
         if self.hidden_norm is not None:
@@ -92,15 +90,12 @@ class EagleNetwork(FeatureNetwork):
         with torch.no_grad():
             for layer in network.layers:
                 assert isinstance(layer, EagleLayer)
-                layer.self_attn.o_proj.weight.zero_()
-                if layer.self_attn.o_proj.bias is not None:
-                    layer.self_attn.o_proj.bias.zero_()
-                layer.mlp.down_proj.weight.zero_()
+                for weight in (*layer.self_attn.o_proj.parameters(), *layer.mlp.down_proj.parameters()):
+                    weight.zero_()
             if config.hidden == config.target_hidden:
-                network.fc.weight.zero_()
+                for weight in network.fc.parameters():
+                    weight.zero_()
                 network.fc.weight[:, -config.hidden :] = torch.eye(config.hidden)
-                if network.fc.bias is not None:
-                    network.fc.bias.zero_()
                 ids = slice(None) if kept is None else torch.tensor(kept, device=output.device)
                 if network.lm_head is not None:
                     network.lm_head.weight.copy_(output[ids])
@@ -159,7 +154,7 @@ class EagleNetwork(FeatureNetwork):
         seen = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
         kept = []
         for number, layer in enumerate(self.layers):
-            x, keys_values = layer(x, embedded, turns, None if past is None else past[number], seen)
+            x, keys_values = layer(x, turns, None if past is None else past[number], seen, embedded)
             kept.append(keys_values)
         normed = self.normed(x)
         logits = self.logits(normed if last is None else normed[:, normed.shape[1] - last :])
@@ -170,25 +165,6 @@ class EagleNetwork(FeatureNetwork):
         if self.norm is None:
             return states
         result: Tensor = self.norm(states)
-        return result
-
-
-class BlockLayer(nn.Module):
-    """One decoder layer over a block; the context goes past its norm."""
-
-    def __init__(self, config: EagleConfig) -> None:
-        super().__init__()
-        self.input_layernorm = ScaledNorm(config.hidden, config.rms_eps)
-        self.self_attn = GroupedAttention(config, config.hidden, causal=False)
-        self.post_attention_layernorm = ScaledNorm(config.hidden, config.rms_eps)
-        self.mlp = GatedMlp(config.hidden, config.intermediate)
-
-    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor], past: tuple[Tensor, Tensor]) -> Tensor:
-        """Return [B, N, D] for a block [B, N, D], all tokens of which see each other and a context of these keys and
-        values; see `GroupedAttention`.
-        """
-        x = x + self.self_attn(self.input_layernorm(x), turns, past)[0]
-        result: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return result
 
 
@@ -227,14 +203,15 @@ class MarkovHead(nn.Module):
 
 class BlockNetwork(FeatureNetwork):
     """A block of `config.block` tokens, the root and mask tokens, over keys and values that are made of the target's
-    features: each gives the law of the token at its own place, or where `config.shifted` of the one behind it.
+    features, past the norms of the layers: each gives the law of the token at its own place, or where `config.shifted`
+    of the one behind it.
     """
 
     def __init__(self, config: EagleConfig, embedding: Tensor, output: Tensor) -> None:
         super().__init__(config, embedding, output)
         self.fc = nn.Linear(config.features * config.target_hidden, config.hidden, bias=config.fc_bias)
         self.hidden_norm = ScaledNorm(config.hidden, config.rms_eps)
-        self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(EagleLayer(config, first=False) for _ in range(config.layers))
         self.norm = ScaledNorm(config.hidden, config.rms_eps)
         self.markov_head = None
         if config.markov is not None and config.markov_rank is not None:
@@ -247,7 +224,7 @@ class BlockNetwork(FeatureNetwork):
         turns = self.turns(places.expand(len(features), -1), context.dtype)
         found = []
         for layer in self.layers:
-            assert isinstance(layer, BlockLayer)
+            assert isinstance(layer, EagleLayer)
             found.append(layer.self_attn.keys_values(context, turns))
         return tuple(found)
 
@@ -261,7 +238,7 @@ class BlockNetwork(FeatureNetwork):
         places = torch.arange(place, place + self.config.block, device=root.device)
         turns = self.turns(places.expand(len(root), -1), x.dtype)
         for layer, keys_values in zip(self.layers, past, strict=True):
-            x = layer(x, turns, keys_values)
+            x, _ = layer(x, turns, keys_values)
         states = self.norm(x if self.config.shifted else x[:, 1:])
         return self.logits(states), states
 

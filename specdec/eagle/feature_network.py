@@ -44,14 +44,15 @@ class GatedMlp(nn.Module):
 
 
 class GroupedAttention(nn.Module):
-    """Attention with fewer key than query heads and rotary positions, over inputs of a width of their own."""
+    """Attention with fewer key than query heads and rotary positions, over inputs of a width of their own. Without a
+    mask a row sees itself and those before, or in the form "dflash" all.
+    """
 
-    def __init__(self, config: EagleConfig, inputs: int, causal: bool = True) -> None:
-        """Make an attention in which, without a mask, a row sees all, or where `causal` itself and those before."""
+    def __init__(self, config: EagleConfig, inputs: int) -> None:
         super().__init__()
         biased = config.attention_bias != "none"
         size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.head_dim, self.causal = config.head_dim, causal
+        self.head_dim, self.causal = config.head_dim, config.form != "dflash"
         self.q_proj = nn.Linear(inputs, size, bias=biased)
         self.k_proj = nn.Linear(inputs, kv_size, bias=biased)
         self.v_proj = nn.Linear(inputs, kv_size, bias=biased)

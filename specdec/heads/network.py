@@ -67,8 +67,7 @@ class DraftHeads(nn.Module, ABC):
         every = states.flatten(0, 1)
         found = []
         for k in range(1, (len(self) if count is None else count) + 1):
-            following = torch.stack([tokens.roll(-step, dims=1) for step in range(1, k + 1)], -1)  # [B, S, k]
-            features = self.draft_features(k, every, following.flatten(0, 1))
+            features = self.draft_features(k, every, following(tokens, k).flatten(0, 1))
             found.append(features.unflatten(0, states.shape[:2]))
         return found
 
@@ -225,19 +224,16 @@ class Heads(DraftHeads):
     def features(self, states: Tensor, tokens: Tensor, count: int | None = None) -> list[Tensor]:
         count = self.config.count if count is None else count
         states, _ = self.contextual(states)
-        embedded = self.embedded(tokens).to(states.dtype) if self.config.grounded else None
+        if not self.config.grounded:
+            return [head(states, None) for head in self.heads[:count]]
+        embedded = self.embedded(following(tokens, count)).to(states.dtype)  # [B, S, count, D]
         if self.gru is not None:
-            assert embedded is not None
-            return self._recurrent(states, _following(embedded, count))
+            return self._recurrent(states, embedded)
         if self.attention is not None:
-            assert embedded is not None
-            read = self.attention(states, _following(embedded, count)).unbind(-2)
-            return [self.heads[k](states, read[k]) for k in range(count)]
-        found = []
-        for k in range(1, count + 1):
-            more = None if embedded is None else _following(embedded, k).flatten(-2)
-            found.append(self.heads[k - 1](states, more))
-        return found
+            read = self.attention(states, embedded).unbind(-2)
+        else:
+            read = [embedded[..., :k, :].flatten(-2) for k in range(1, count + 1)]
+        return [self.heads[k](states, vectors) for k, vectors in enumerate(read)]
 
     def draft_features(self, k: int, state: Tensor, drafted: Tensor) -> Tensor:
         if not self.config.grounded:
@@ -282,6 +278,6 @@ class Heads(DraftHeads):
         return [step.reshape(shape) for step in steps.unbind(1)]
 
 
-def _following(embedded: Tensor, count: int) -> Tensor:
-    """Return at each position of [B, S, D] the next `count` tokens [B, S, count, D]; past the end, the first ones."""
-    return torch.stack([embedded.roll(-step, dims=1) for step in range(1, count + 1)], dim=2)
+def following(tokens: Tensor, count: int) -> Tensor:
+    """Return at each position of texts [B, S] the next `count` tokens [B, S, count]; past the end, the first ones."""
+    return torch.stack([tokens.roll(-step, dims=1) for step in range(1, count + 1)], -1)

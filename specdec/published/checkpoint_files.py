@@ -3,6 +3,7 @@
 Pickles are never opened here: `python -m specdec.convert` is the explicit step that reads one.
 """
 
+import copy
 import json
 import logging
 import re
@@ -78,15 +79,16 @@ class CheckpointFiles:
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Read several tensors, each file opened once; KeyError if one is not there."""
+        places = {name: self._places[name] for name in names}
         with ExitStack() as stack:
-            opened: dict[Path, Any] = {}
-            found = {}
-            for name in names:
-                place = self._places[name]
-                if place not in opened:
-                    opened[place] = stack.enter_context(safe_open(place, framework="pt"))
-                found[name] = opened[place].get_tensor(name)
-            return found
+            files = {place: stack.enter_context(safe_open(place, framework="pt")) for place in set(places.values())}
+            return {name: files[place].get_tensor(name) for name, place in places.items()}
+
+    def below(self, begins: str | tuple[str, ...]) -> "CheckpointFiles":
+        """Return the same files without the tensors whose names begin otherwise: those of a whole target, for one."""
+        part = copy.copy(self)
+        part.tensors = {name: shape for name, shape in self.tensors.items() if name.startswith(begins)}
+        return part
 
     def setting(self, key: str, kind: type[T], default: T | None = None, config: Mapping[str, Any] | None = None) -> T:
         """Return a value of the config, or of the part `config` of it; `default` where it is missing or null. Raises

@@ -1,11 +1,10 @@
 """The network that `drafter.model` names: a file that `specdec.train` wrote, or a published checkpoint."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,9 +23,9 @@ from specdec.progress import tell
 from specdec.published.checkpoint_files import PICKLES, open_checkpoint
 from specdec.published.recognise import NetworkFormat, recognise, recorded_target
 from specdec.targets.base import Target
+from specdec.text.lines import file_digest
 from specdec.text.writing import write_atomically
 
-C = TypeVar("C")
 _SMOLLM2_OUTPUT = (49152, 576)  # tokens and width of SmolLM2-135M's output layer
 
 
@@ -45,22 +44,22 @@ def load_published(model: str, target: Target, drafter: str, **options: Any) -> 
 
 
 @dataclass(frozen=True)
-class TrainedFile(Generic[C]):
+class TrainedFile:
     """The contents of a file."""
 
-    config: C
+    config: Any  # HeadsConfig or EagleConfig
     target: str  # hash of the weights that the network reads (`HiddenStates.identity`)
     training: dict[str, Any]  # how it was made, as the trainer recorded it
     weights: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class TrainedKind(Generic[C]):
+class TrainedKind:
     """A kind of network that `specdec.train` writes, with the words of its messages."""
 
     key: str  # of the metadata, which tells files of different kinds apart
-    config: type[C]
-    network: Callable[[C, Tensor, Tensor], Any]  # of a config, the target's input embeddings and output layer
+    config: type
+    network: Callable[[Any, Tensor, Tensor], Any]  # of a config, the target's input embeddings and output layer
     group: str  # of its recipes: a training with one writes models/GROUP/RECIPE/GROUP.safetensors
     name: str  # of a file
     content: str  # of it
@@ -74,7 +73,7 @@ class TrainedKind(Generic[C]):
         weights = {name: weight.detach().cpu().contiguous() for name, weight in network.state_dict().items()}
         write_atomically(path, save(weights, metadata={self.key: json.dumps(about, sort_keys=True)}))
 
-    def read(self, path: str | Path, key: str = "drafter.model") -> TrainedFile[C]:
+    def read(self, path: str | Path, key: str = "drafter.model") -> TrainedFile:
         """Read a file of `write`, which stands at this key of the configuration, whatever target it was made for.
         Raises UsageError: the file does not exist, is of another kind, or damaged.
         """
@@ -165,8 +164,7 @@ class TrainedKind(Generic[C]):
                 f"python -m specdec.train +{self.group}={recipe} and give {whose} file."
             )
         network = self.load(path, target, alike)
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        sha256 = file_digest(path, f"File drafter.model={model}")
         return network, {"sha256": sha256, "training": training_cost(self.read(path).training)}
 
 

@@ -81,16 +81,13 @@ def matching(files: CheckpointFiles) -> dict[str, CheckpointFormat]:
     return {name: form for name, form in every.items() if form.matches(files)}
 
 
-def demand_exactly(
-    files: CheckpointFiles, expected: Shapes, optional: Shapes | None = None, ignored: tuple[str, ...] = ()
-) -> None:
-    """Check that a checkpoint has exactly the tensors of its format, each of its shape; maybe optional ones, such as
-    copies of the target's own; and names with an ignored beginning, of something else in the same files, such as a
-    whole target. Raises ModelLoadError: names what is missing, extra, or of another shape.
+def demand_exactly(files: CheckpointFiles, expected: Shapes, optional: Shapes | None = None) -> None:
+    """Check that a checkpoint has exactly the tensors of its format, each of its shape, and maybe optional ones, such
+    as copies of the target's own. Raises ModelLoadError: names what is missing, extra, or of another shape.
     """
     known = {**(optional or {}), **expected}
     missing = [name for name in expected if name not in files.tensors]
-    extra = sorted(name for name in files.tensors if name not in known and not (ignored and name.startswith(ignored)))
+    extra = sorted(files.tensors.keys() - known.keys())
     faults = []
     if missing:
         faults.append(f"lacks {listed(missing)}")
@@ -153,7 +150,6 @@ def weights_of(
     named: Callable[[str], str],
     shapes: Mapping[str, tuple[int, ...] | None] | None = None,
     optional: Shapes | None = None,
-    ignored: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
     """Return the weights of a network from the files, which have exactly these tensors (see `demand_exactly`), by the
     network's own names; `named` gives the file's.
@@ -164,7 +160,7 @@ def weights_of(
     own = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
     wanted: dict[str, tuple[int, ...] | None] = {**own, **(shapes or {})}
     expected = {named(name): shape for name, shape in wanted.items() if shape is not None}
-    demand_exactly(files, expected, optional, ignored)
+    demand_exactly(files, expected, optional)
     tensors = files.read(expected)
     return {name: tensors[named(name)] for name in wanted if wanted[name] is not None}
 

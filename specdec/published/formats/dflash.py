@@ -3,7 +3,6 @@ and as speculators writes them.
 """
 
 import logging
-from abc import ABC
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ _PLAIN = {
 }
 
 
-class BlockFormat(EagleFormat, ABC):
+class BlockFormat(EagleFormat):
     """A block of mask tokens over the target's features. Layer numbers are inputs of blocks as speculators writes them,
     where maybe some of the target's tokens are drafted; elsewhere they are outputs of blocks.
     """

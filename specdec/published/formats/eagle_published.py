@@ -61,7 +61,6 @@ class Eagle3(EagleFormat):
                 f"{files} has norm_output=true, which meant plain EAGLE-3 until September 2026 and EAGLE-3.1 since: "
                 "set it to false in config.json for the first, or publish it as speculators for the second."
             )
-        flags["own_embedding"] = files.config.get("target_hidden_size") is not None  # the target's has another width
         reading = Reading(files, files.config, {"midlayer.": "layers.0."})
         numbers = flags.pop("eagle_aux_hidden_state_layer_ids")
         return _eagle3_network(reading, target, flags, numbers, layers, inputs=False)
@@ -97,7 +96,7 @@ class SpeculatorsEagle3(EagleFormat):
                 f"{files} has no norm_before_residual in its config.json, for which speculators takes false and vLLM "
                 "true: write it there."
             )
-        return _network(files, target, layers, {})
+        return _network(files, target, layers)
 
 
 @formats.register("P-EAGLE")
@@ -112,20 +111,17 @@ class ParallelEagle(EagleFormat):
         token, size = files.setting("mask_token_id", int), len(target.hidden.output_layer)
         if not 0 <= token < size:
             raise ModelLoadError(f"{files} has mask_token_id={token}, which is no token of {size}: use its own target.")
-        return _network(files, target, layers, {"mask_token": token, "own_embedding": True})
+        return _network(files, target, layers, token)
 
 
 def _network(
-    files: CheckpointFiles, target: Target, layers: Sequence[int] | None, flags: dict[str, Any]
+    files: CheckpointFiles, target: Target, layers: Sequence[int] | None, mask_token: int | None = None
 ) -> FeatureNetwork:
-    """Return the network of an EAGLE-3 decoder's config with the flags that stand beside it, and more of them."""
-    decoder: dict[str, Any] = files.setting("transformer_layer_config", dict)
-    width = files.config.get("target_hidden_size")
-    if width is not None:
-        decoder = {**decoder, "target_hidden_size": width}
-        flags = {"own_embedding": True, **flags}
+    """Return the network of an EAGLE-3 decoder's config, with what stands beside it."""
+    width = {"target_hidden_size": files.config.get("target_hidden_size")}
+    decoder: dict[str, Any] = files.setting("transformer_layer_config", dict) | width
     keys = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    flags = flags | {key: files.setting(key, bool, False) for key in keys}
+    flags = {key: files.setting(key, bool, False) for key in keys} | {"mask_token": mask_token}
     numbers = files.config.get("eagle_aux_hidden_state_layer_ids")
     return _eagle3_network(Reading(files, decoder), target, flags, numbers, layers, inputs=True)
 
@@ -214,7 +210,10 @@ def _eagle3_network(
         "fc_bias": bool(reading.config.get("bias")) or "fc.bias" in reading.places,
         "norm_before_residual": bool(flags.get("norm_before_residual")),
         "norm_output": bool(flags.get("norm_output")),
-        "own_embedding": "embed_tokens.weight" in reading.places or bool(flags.get("own_embedding")),
+        # P-EAGLE and networks that say the target's width always have one.
+        "own_embedding": "embed_tokens.weight" in reading.places
+        or flags.get("mask_token") is not None
+        or files.config.get("target_hidden_size") is not None,
         "mask_token": flags.get("mask_token"),
         **{key: name in reading.places if flags.get(key) is None else bool(flags[key]) for key, name in norms.items()},
     }

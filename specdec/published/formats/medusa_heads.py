@@ -49,8 +49,7 @@ class _MedusaHeads(NetworkFormat):
             return f"{prefix}{head}.{place[1]}.linear.{place[3]}"
 
         heads = _medusa_network(files.name, count, layers, "own" if own_outputs else "tied", target)
-        others = tuple(name for name in files.tensors if not name.startswith(prefix))
-        fill(heads, weights_of(files, heads, published, ignored=others), target)
+        fill(heads, weights_of(files.below(prefix), heads, published), target)
         return heads
 
 
@@ -82,12 +81,8 @@ class Medusa2(_MedusaHeads):
     def load(self, files: CheckpointFiles, target: Target) -> Heads:
         name = target_name(target)
         if name and name != files.name and Path(name).expanduser().resolve() != files.folder.resolve():
-            logger.warning(
-                "%s holds the target that its heads were trained with; the target is %s: use target.model=%s.",
-                files,
-                name,
-                files.name,
-            )
+            sentence = "%s holds the target that its heads were trained with; the target is %s: use target.model=%s."
+            logger.warning(sentence, files, name, files.name)
         return super().load(files, target)
 
 

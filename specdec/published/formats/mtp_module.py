@@ -1,6 +1,5 @@
 """The multi-token-prediction weights inside a target's own checkpoint, under the names of each family."""
 
-import copy
 import re
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from specdec.targets.base import Target
 class Layout(NamedTuple):
     """The names of a family's heads."""
 
-    families: str  # who publishes them so
     projection: re.Pattern[str]  # its name, whose group, where there is one, is the beginning of a head's names
     parts: dict[str, str]  # the network's parts of a head that have other names -> these names
     shared: str = ""  # beginning of the names that all heads share, in place of each head's own
@@ -26,26 +24,22 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = (
-    Layout(
-        "Qwen3-Next and Qwen3.5",
+    Layout(  # Qwen3-Next and Qwen3.5
         re.compile(r"mtp\.fc\.weight"),
         {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "norm": "norm"},
         shared="mtp.",
     ),
-    Layout(
-        "DeepSeek-V3 and GLM-4.5",
+    Layout(  # DeepSeek-V3 and GLM-4.5
         re.compile(r"(?!.*mtp\.)((?:.+\.)?layers\.\d+\.)eh_proj\.weight"),
         {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "norm": "shared_head.norm"},
         copies=("embed_tokens.weight", "shared_head.head.weight"),
     ),
-    Layout(
-        "MiMo",
+    Layout(  # MiMo
         re.compile(r"(model\.mtp_layers\.\d+\.)input_proj\.weight"),
         {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj", "norm": "final_layernorm"},
         hidden_first=True,
     ),
-    Layout(  # apart from a target; the names of Qwen3-Next's own heads, under others
-        "speculators",
+    Layout(  # speculators: apart from a target; the names of Qwen3-Next's own heads, under others
         re.compile(r"(mtp_layers\.\d+\.)input_proj\.weight"),
         {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj", "norm": "final_layernorm"},
     ),
@@ -103,8 +97,7 @@ class MtpModule(NetworkFormat):
                 shapes |= {name: tuple(weight.shape)} if not stacked else {}
                 shapes |= {each: shape for names, shape in stacked.items() for each in names}
         begins = tuple(begun) + ((layout.shared,) if layout.shared else ())
-        heads = copy.copy(files)
-        heads.tensors = {name: shape for name, shape in files.tensors.items() if name.startswith(begins)}
+        heads = files.below(begins)
         if packed := next((name for name in heads.tensors if _PACKED.fullmatch(name)), None):
             raise ModelLoadError(
                 f"{files} has quantised MTP weights ({packed}), which are not read: use one in bfloat16."

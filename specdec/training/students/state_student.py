@@ -68,7 +68,7 @@ class StateStudent(SequenceStudent):
     origin = "another recipe, seed, target or data"
     unit: ClassVar[str]
     noun: ClassVar[str]
-    files: ClassVar[TrainedKind[Any]]
+    files: ClassVar[TrainedKind]
     bounded: ClassVar[bool] = False
 
     config: Any
