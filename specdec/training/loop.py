@@ -56,10 +56,8 @@ class Training:
     # --- checkpoints
 
     def restore(self) -> bool:
-        """Go on from the folder's checkpoint; return False if there is none.
-
-        Raises:
-            UsageError: the checkpoint belongs to another training.
+        """Go on from the folder's checkpoint; return False if there is none. Raises UsageError: it belongs to another
+        training.
         """
         student = self.student
         path = student.folder / CHECKPOINT
@@ -110,13 +108,9 @@ class Training:
     # --- steps
 
     def train(self, log: Callable[[dict[str, float], int], None], display: Callable[[dict[str, float]], None]) -> None:
-        """Take the remaining steps.
-
-        Args:
-            log: called with metrics and their step, every `log_every_steps`.
-            display: called with the history's line of every step.
-        Raises:
-            Interrupted: a signal arrived; the step at hand was finished and a checkpoint written.
+        """Take the remaining steps. `log` is called with metrics and their step, every `log_every_steps`, and `display`
+        with the history's line of every step. Raises Interrupted: a signal arrived; the step at hand was finished and a
+        checkpoint written.
         """
         student, pace, steps = self.student, self.student.pace, self.student.steps
         student.begin()
@@ -198,13 +192,9 @@ def prepare(config: TrainingConfig) -> None:
 
 
 def train(student: Student) -> FinishedTraining | None:
-    """Go on with a student's training until it is finished, tracked as one run and with a progress bar.
-
-    Returns:
-        None in the processes that do not write files.
-    Raises:
-        UsageError: a checkpoint of another recipe.
-        Interrupted: after a signal.
+    """Go on with a student's training until it is finished, tracked as one run and with a progress bar. Return None in
+    the processes that do not write files. Raises UsageError: a checkpoint of another recipe; Interrupted: after a
+    signal.
     """
     training, config = Training(student), student.config
     if training.restore():

@@ -77,11 +77,7 @@ class Student(ABC):
     @classmethod
     @abstractmethod
     def open(cls, config: Any) -> "Student":
-        """Open the model and the text that a recipe names.
-
-        Raises:
-            UsageError: one of them is missing or does not fit.
-        """
+        """Open the model and the text that a recipe names; raises UsageError where one is missing or does not fit."""
 
     @abstractmethod
     def part_losses(self, step: int) -> Iterator[Tensor]:
@@ -96,10 +92,8 @@ class Student(ABC):
 
     @abstractmethod
     def export(self, effort: dict[str, Any]) -> FinishedTraining:
-        """Write what was trained, score what was written on all held-out text, and write `summary.json`.
-
-        Args:
-            effort: the lines of the summary that say what the training took.
+        """Write what was trained, score what was written on all held-out text, and write `summary.json`; `effort` are
+        its lines that say what the training took.
         """
 
     def begin(self) -> None:
@@ -123,10 +117,8 @@ class Student(ABC):
         return self.optimizer.muon_lr * factor
 
     def take_step(self, step: int) -> dict[str, float]:
-        """Take an optimizer step; return the columns `train_loss` (nats), `lr`, and those of `losses`.
-
-        Raises:
-            NumericsError: the loss or its gradient is not finite; the weights are as they were.
+        """Take an optimizer step; return the columns `train_loss` (nats), `lr`, and those of `losses`. Raises
+        NumericsError: the loss or its gradient is not finite; the weights are as they were.
         """
         sums = torch.zeros(max(len(self.losses), 1), dtype=torch.float64, device=self.device)
         for losses in self.part_losses(step):
@@ -171,11 +163,7 @@ class Student(ABC):
     def finished(
         self, summary: dict[str, Any], metrics: dict[str, float], sentence: str, use: Sequence[str]
     ) -> FinishedTraining:
-        """Write `summary.json`, and return the results.
-
-        Args:
-            use: overrides of the run that uses what was trained.
-        """
+        """Write `summary.json`, and return the results; `use` are overrides of the run that uses what was trained."""
         write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
         return FinishedTraining(
             self.folder, summary, metrics, sentence, shlex.join(["python", "-m", "specdec.run", *use])
@@ -190,10 +178,7 @@ class SequenceStudent(Student):
     config: SequenceTrainConfig
 
     def __init__(self, config: SequenceTrainConfig, sequences: Sequences, *identities: str | None) -> None:
-        """
-        Args:
-            identities: of the model that is read or trained, for the fingerprint.
-        """
+        """Begin a training; `identities` are those of the model that is read or trained, for the fingerprint."""
         self.config, self.pace, self.sequences = config, config.monitor, sequences
         name = validated(FolderPart, {"name": getattr(config, self.kind).name}, where=self.kind).name
         self.name, self.folder = name, Path(config.output_dir or f"models/{self.kind}/{name}")
@@ -225,11 +210,7 @@ def column(metric: str) -> str:
 
 
 def training_device(name: str) -> torch.device:
-    """Return the device of a training; `auto` takes the GPU if there is one.
-
-    Raises:
-        UsageError: a GPU is asked for that is not there.
-    """
+    """Return the device of a training; `auto` takes the GPU if there is one. Raises UsageError: there is no GPU."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("Bad value device=cuda: no CUDA device is available; use device=cpu.")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

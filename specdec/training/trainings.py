@@ -24,16 +24,9 @@ STUDENTS: Mapping[str, type[Student]] = {
 
 
 def run(kind: str, values: Mapping[str, Any]) -> FinishedTraining | None:
-    """Train what a recipe names, or go on training it.
-
-    Args:
-        kind: the recipe's config group.
-        values: the configuration, plain data from YAML.
-    Returns:
-        None in all processes but the first.
-    Raises:
-        UsageError: bad values, files or models; a checkpoint of another recipe.
-        Interrupted: after a signal.
+    """Train what a recipe of the config group `kind` names, or go on training it; return None in all processes but the
+    first. The values are the configuration, plain data from YAML. Raises UsageError: bad values, files or models, a
+    checkpoint of another recipe; Interrupted: after a signal.
     """
     config = validated(RECIPES[kind], values, source="the configuration" if kind == "recipe" else "")
     prepare(config)

@@ -60,12 +60,9 @@ def open_sequences(
     config: HeadDataConfig, target: Target, seed: int, foretell: Callable[[Sequences], Any] | None = None
 ) -> Sequences:
     """Read and encode the text and, if asked for, let the target write; finished work is taken from `config.folder`.
-
-    Args:
-        foretell: called before the target writes, with sequences like those to come: as many at most, as long.
-    Raises:
-        UsageError: a target without a tokenizer or with too short a context; a source that is missing, empty, malformed
-            or too short; keys are named.
+    `foretell` is called before the target writes, with sequences like those to come: as many at most, as long. Raises
+    UsageError: a target without a tokenizer or with too short a context; a source that is missing, empty, malformed or
+    too short; keys are named.
     """
     tokenizer = target.tokenizer
     if tokenizer is None or not getattr(tokenizer, "is_fast", False):
@@ -89,42 +86,19 @@ def open_sequences(
             "data.source (data.generated=null: from data.source as it is)."
         )
     folder, source, more = Path(config.folder).expanduser(), config.source, generated.new_tokens
-
-    def before_writing(prompts: Prompts) -> None:
-        if foretell is not None:
-            likely = (  # each answer is as long as it may be
-                (part, Encoded(np.resize(prompt, len(prompt) + more), np.arange(len(prompt) + more) >= len(prompt)))
-                for part in prompts
-                for prompt in prompts[part]
-            )
-            with TemporaryDirectory() as place:
-                store = write_documents(Path(place), likely, {})
-                foretell(Sequences(store, config, seed, SpecialTokens.none(tokenizer), ""))
-
+    special = SpecialTokens.none(tokenizer)  # what the target continues may begin in the middle of a text
+    synthesis: SelfSynthesis | None = None
     if isinstance(source, SelfSynthesisConfig):
         synthesis = SelfSynthesis(source, writer)
         about: Mapping[str, Any] = synthesis.provenance
-
-        def write(folder: Path) -> DocumentStore:
-            question = (0,) * (config.sequence_length - more)  # the longest that is kept
-            before_writing({"train": [question] * generated.texts, "heldout": [question] * generated.heldout_texts})
-            return synthesis.documents(folder)
-
         content = fingerprint(replace(source, keep_out=[]), _encoder(tokenizer), about, str(tokenizer.chat_template))
+    elif isinstance(source, SetConfig) or chat and not isinstance(source, ConversationsConfig):
+        about, questions = _questions(config, generated, tokenizer, seed)
+        content = fingerprint(source, _encoder(tokenizer), about, str(tokenizer.chat_template))
     else:
-        if isinstance(source, SetConfig) or chat and not isinstance(source, ConversationsConfig):
-            about, questions = _questions(config, generated, tokenizer, seed)
-            content = fingerprint(source, _encoder(tokenizer), about, str(tokenizer.chat_template))
-        else:
-            store, content = _source_documents(source, tokenizer, folder)
-            turns, about = isinstance(source, ConversationsConfig), store.manifest
-            questions = partial(document_beginnings, store, turns, generated, config.sequence_length, seed)
-
-        def write(folder: Path) -> DocumentStore:
-            prompts = questions()
-            before_writing(prompts)
-            return writer.documents(prompts, {"of": dict(about)}, folder)
-
+        store, content = _source_documents(source, tokenizer, folder)
+        turns, about = isinstance(source, ConversationsConfig), store.manifest
+        questions = partial(document_beginnings, store, turns, generated, config.sequence_length, seed)
     values = {key: value for key, value in asdict(generated).items() if key != "when"}  # that decides, and then is done
     content = fingerprint(values, seed, config.sequence_length, target.hidden.identity, content)
     place = folder / content[:16]
@@ -132,17 +106,28 @@ def open_sequences(
         written = read_documents(place)
         if written is None:
             _check_disk(config, generated, target)  # before the target writes for hours
-            written = write(place)
-    # What the target continues may begin in the middle of a text.
-    return Sequences(written, config, seed, SpecialTokens.none(tokenizer), content)
+            if synthesis is None:
+                prompts = questions()
+            else:
+                question = (0,) * (config.sequence_length - more)  # the longest that is kept
+                prompts = {"train": [question] * generated.texts, "heldout": [question] * generated.heldout_texts}
+            if foretell is not None:
+                likely = (  # each answer is as long as it may be
+                    (part, Encoded(np.resize(prompt, len(prompt) + more), np.arange(len(prompt) + more) >= len(prompt)))
+                    for part in prompts
+                    for prompt in prompts[part]
+                )
+                with TemporaryDirectory() as unread:
+                    foretell(Sequences(write_documents(Path(unread), likely, {}), config, seed, special, ""))
+            if synthesis is None:
+                written = writer.documents(prompts, {"of": dict(about)}, place)
+            else:
+                written = synthesis.documents(place)
+    return Sequences(written, config, seed, special, content)
 
 
 def _check_disk(config: HeadDataConfig, generated: SelfDistillationConfig, target: Target) -> None:
-    """Refuse texts whose states will not fit on the disk.
-
-    Raises:
-        UsageError: see `check_space`.
-    """
+    """Refuse texts whose states will not fit on the disk; raises UsageError, see `check_space`."""
     output = target.hidden.output_layer
     sequences = min(generated.texts, config.sequences or generated.texts)
     sequences += min(generated.heldout_texts, config.heldout)
@@ -184,10 +169,8 @@ def _questions(
 
 
 def text_sequences(config: SequencesConfig, tokenizer: Any, seed: int) -> Sequences:
-    """Read and encode the text of a source by a fast tokenizer; finished work is taken from `config.folder`.
-
-    Raises:
-        UsageError: a source that is missing, empty, malformed or too short; keys are named.
+    """Read and encode the text of a source by a fast tokenizer; finished work is taken from `config.folder`. Raises
+    UsageError: a source that is missing, empty, malformed or too short; keys are named.
     """
     if isinstance(config.source, SetConfig | SelfSynthesisConfig):
         which = "self_synthesis" if isinstance(config.source, SelfSynthesisConfig) else "prompts"

@@ -44,12 +44,8 @@ class StateSource:
     def __init__(
         self, target: Target, offsets: tuple[int, ...], sequences: Sequences, config: StatesConfig, teacher: bool
     ) -> None:
-        """
-        Args:
-            offsets: the layers of the states, counted down from the last; their states stand side by side.
-            teacher: `states` returns logits too.
-        Raises:
-            UsageError: a target without states, or without one of the layers.
+        """Read the layers `offsets`, counted down from the last; their states stand side by side. For a `teacher`,
+        `states` returns logits too. Raises UsageError: a target without states, or without one of the layers.
         """
         self.target, self.sequences, self.config, self.teacher = target, sequences, config, teacher
         # The states of a few tokens show size and dtype.
@@ -82,12 +78,9 @@ class StateSource:
     # --- the cache
 
     def prepare(self, seconds: float | None = None) -> None:
-        """Fill the cache if there is one; states that an interrupted or another training left are kept.
-
-        Args:
-            seconds: what the states of a sequence take, if it is known.
-        Raises:
-            UsageError: too little space on the disk, before anything is computed.
+        """Fill the cache if there is one; states that an interrupted or another training left are kept. `seconds` is
+        what the states of a sequence take, if it is known. Raises UsageError: too little space on the disk, before
+        anything is computed.
         """
         if not self.kept:
             if self.config.cache != "none":
@@ -156,14 +149,10 @@ class StateSource:
 
     def states(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return states [B, S, n * D] of n layers on the target's device and, for a teacher, logits [B, S, V].
-
-        Neither has a gradient.
+        Neither has a gradient. Raises NumericsError: states that are not finite in their dtype.
 
         The teacher's logits are computed from the last layer's states if these are kept and only the output layer comes
         after them; otherwise the target is called. States from disk and computed ones are the same numbers.
-
-        Raises:
-            NumericsError: states that are not finite in their dtype.
         """
         if self.cached:
             kept, logits = self._read(batch), self._call(batch)[1] if self.needs_logits else None
@@ -197,13 +186,7 @@ def states_dtype(config: StatesConfig, own: torch.dtype) -> torch.dtype:
 
 
 def check_space(config: StatesConfig, needed: int) -> None:
-    """Check that the disk has room for the states.
-
-    Args:
-        needed: bytes.
-    Raises:
-        UsageError: it has not.
-    """
+    """Check that the disk has room for the states, `needed` bytes. Raises UsageError: it has not."""
     folder = Path(config.folder).expanduser().absolute()
     place = next(place for place in (folder, *folder.parents) if place.exists())
     free = shutil.disk_usage(place).free

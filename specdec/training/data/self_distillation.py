@@ -37,13 +37,9 @@ _HELD_OUT = 10  # the prompts of a set of which one is held out, at most
 def document_beginnings(
     store: DocumentStore, turns: bool, config: SelfDistillationConfig, longest: int, seed: int
 ) -> Prompts:
-    """Return beginnings of documents, as many as asked for.
-
-    Args:
-        turns: the documents are conversations, and end where an answer begins; otherwise they are cut anywhere.
-        longest: the most tokens of a beginning and its continuation together.
-    Raises:
-        UsageError: no document is long enough, or no conversation short enough.
+    """Return beginnings of documents, as many as asked for: where these are conversations (`turns`), up to one of their
+    answers, otherwise cut anywhere. A beginning and its continuation have at most `longest` tokens together. Raises
+    UsageError: no document is long enough, or no conversation short enough.
     """
     found: Prompts = {}
     for number, part in enumerate(PARTS):
@@ -67,13 +63,9 @@ def document_beginnings(
 def asked(
     texts: Iterable[str], tokenizer: Any, chat: bool, config: SelfDistillationConfig, longest: int
 ) -> list[tuple[int, ...]]:
-    """Return texts as a user asks them. Those that leave no room for an answer are left out.
-
-    Args:
-        chat: they are rendered by the tokenizer's chat template.
-        longest: the most tokens of a prompt and its answer together.
-    Raises:
-        UsageError: none has room.
+    """Return texts as a user asks them. Those that leave no room for an answer are left out:
+    both have at most `longest` tokens together. If `chat`, they are rendered by the tokenizer's chat template. Raises
+    UsageError: none has room.
     """
     room = longest - config.new_tokens
     renderer = Renderer(tokenizer, chat, room, None)
@@ -111,10 +103,8 @@ def pieces(
 
 
 def split_prompts(prompts: list[tuple[int, ...]], config: SelfDistillationConfig, seed: int) -> Prompts:
-    """Return prompts in random order: some are held out, one in ten at most, and the others trained on.
-
-    Raises:
-        UsageError: there is only one.
+    """Return prompts in random order: some are held out, one in ten at most, and the others trained on. Raises
+    UsageError: there is only one.
     """
     if len(prompts) < 2:
         raise UsageError("One prompt of data.source can be used, and a training needs two: one is held out. Give more.")
@@ -169,11 +159,8 @@ class SelfDistillation:
     """Continues prompts with the target, and gives them back as documents whose continuation is scored."""
 
     def __init__(self, config: SelfDistillationConfig, target: Target, seed: int, longest: int) -> None:
-        """
-        Args:
-            longest: the most tokens of a beginning and its continuation together.
-        Raises:
-            UsageError: a target that is no causal language model, or one without that much context.
+        """Write texts of at most `longest` tokens, beginnings and continuations together. Raises UsageError: a target
+        that is no causal language model, or lengths that are more than that together.
         """
         if not isinstance(target, Causal):
             raise UsageError("data.generated needs a target that is a model: use target=causal, or set it to null.")
@@ -208,11 +195,8 @@ class SelfDistillation:
         return write_documents(folder, documents(), {"generated": asdict(self.config), **manifest})
 
     def written(self, prompts: Prompts, folder: Path, what: str) -> Iterator[tuple[Part, Stream]]:
-        """Write what is not written yet after prompts, then yield all texts with their parts.
-
-        Args:
-            folder: the place of the texts, a file for each batch.
-            what: the name of this stage, for the user.
+        """Write what is not written yet after prompts to a folder, a file for each batch, then yield all texts with
+        their parts; `what` is the name of this stage, for the user.
         """
         batches = [
             (folder / f"{part}_{number:05}.jsonl", part, number, several)
@@ -243,10 +227,8 @@ class SelfDistillation:
 
     @torch.inference_mode()
     def _continued(self, prompts: list[tuple[int, ...]], seed: int, wrote: Callable[[int], None]) -> list[list[int]]:
-        """Return what the target writes after prompts. A text that has ended leaves the batch.
-
-        Args:
-            wrote: called with the number of tokens that were written, or need no more be written.
+        """Return what the target writes after prompts. A text that has ended leaves the batch. `wrote` is called with
+        the number of tokens that were written, or need no more be written.
         """
         model, device, config = self.target.model, self.target.device, self.config
         width, generator = max(map(len, prompts)), torch.Generator(self.target.device).manual_seed(seed)

@@ -34,11 +34,8 @@ class SelfSynthesis:
     """
 
     def __init__(self, config: SelfSynthesisConfig, writer: SelfDistillation) -> None:
-        """
-        Args:
-            writer: has the target answer the questions.
-        Raises:
-            UsageError: a target without a chat template; a file that is kept out is missing, empty or not UTF-8.
+        """Have `writer`'s target answer the questions. Raises UsageError: a target without a chat template; a file that
+        is kept out is missing, empty or not UTF-8.
         """
         self.config, self.writer, self.tokenizer = config, writer, writer.target.tokenizer
         named = {path: f"Prompt file data.source.keep_out={path}" for path in config.keep_out}
@@ -58,11 +55,8 @@ class SelfSynthesis:
 
     def documents(self, folder: Path) -> DocumentStore:
         """Write the questions and answers that are not written yet, and return those that are kept as documents.
-
-        Args:
-            folder: the place of both, which an interrupted run goes on with.
-        Raises:
-            UsageError: fewer than two questions are kept, or none leaves room for an answer.
+        `folder` is the place of both, which an interrupted run goes on with. Raises UsageError: fewer than two
+        questions are kept, or none leaves room for an answer.
         """
         writer, config = self.writer, self.writer.config
         asker = SelfDistillation(

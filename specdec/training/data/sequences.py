@@ -68,9 +68,8 @@ class SpecialTokens:
         return cls((), (), cls.of(tokenizer).padding)
 
     def around(self, document: Encoded) -> Encoded:
-        """Put the special tokens around a document; scored is the one that ends a text.
-
-        A token that both begins and ends texts ends the one before it, so it is scored where it stands: before.
+        """Put the special tokens around a document; scored is the one that ends a text. A token that both begins and
+        ends texts ends the one before it, so it is scored where it stands: before.
         """
         tokens = np.concatenate([self.before, document.tokens, self.after])
         both = not self.after
@@ -142,11 +141,8 @@ class Sequences:
     def __init__(
         self, store: DocumentStore, config: SequencesConfig, seed: int, special: SpecialTokens, content: str
     ) -> None:
-        """
-        Args:
-            content: hash of the documents in the store.
-        Raises:
-            UsageError: too little text for one step, or none held out.
+        """Cut the documents of a store, whose hash is `content`. Raises UsageError: too little text for one step, or
+        none held out.
         """
         length = config.sequence_length
         self.length, self.batch_size, self.seed, self.manifest = length, config.batch, seed, store.manifest

@@ -39,9 +39,7 @@ class TokenizedCorpus:
 
 def load_corpus(config: PythonCorpusConfig | TextCorpusConfig, context: int, folder: Path) -> TokenizedCorpus:
     """Build the corpus below `folder`, or take it from there if the same configuration built it before.
-
-    Raises:
-        UsageError: a text that is missing, empty, too small or not UTF-8.
+    Raises UsageError: a text that is missing, empty, too small or not UTF-8.
     """
     if isinstance(config, TextCorpusConfig):
         text = open_text(config, "recipe.corpus")
@@ -110,12 +108,9 @@ def with_end_of_text(encoded: list[np.ndarray], end_of_text: int) -> np.ndarray:
 
 
 def document_order(corpus: TokenizedCorpus, data: PythonDataConfig, seed: int) -> np.ndarray:
-    """Order the documents of Python sources: the standard library `stdlib_passes` times, packages once.
-
-    Each occurrence gets a place in [0, 1]; packages are thinned to what the token budget leaves for them.
-
-    Raises:
-        UsageError: the budget exceeds the text.
+    """Order the documents of Python sources: the standard library `stdlib_passes` times, packages once. Each occurrence
+    gets a place in [0, 1]; packages are thinned to what the token budget leaves for them. Raises UsageError: the budget
+    exceeds the text.
     """
     rng = np.random.default_rng([seed, 1])
     sizes = np.diff(corpus.ends, prepend=0) + 1
@@ -144,9 +139,7 @@ def document_order(corpus: TokenizedCorpus, data: PythonDataConfig, seed: int) -
 
 def text_order(corpus: TokenizedCorpus, data: TextDataConfig, seed: int) -> np.ndarray:
     """Order the documents of any other text: every pass reads all of them in a new order, the last pass a part.
-
-    Raises:
-        UsageError: the budget asks for more than `data.max_passes`.
+    Raises UsageError: the budget asks for more than `data.max_passes`.
     """
     rng = np.random.default_rng([seed, 1])
     sizes = np.diff(corpus.ends, prepend=0) + 1

@@ -21,12 +21,8 @@ PIECES = "|".join(
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, context: int) -> PreTrainedTokenizerFast:
-    """Train a tokenizer of exactly `vocabulary` pieces.
-
-    Args:
-        context: the length in tokens that the tokenizer states as its model's.
-    Raises:
-        ValueError: the texts are too small for it.
+    """Train a tokenizer of exactly `vocabulary` pieces, which states the length `context`, in tokens, as its model's.
+    Raises ValueError: the texts are too small for it.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

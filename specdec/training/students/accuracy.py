@@ -16,12 +16,8 @@ HELDOUT = "heldout"  # prefix of the metrics
 
 @torch.no_grad()
 def ranks(features: Tensor, output: Tensor, targets: Tensor) -> Tensor:
-    """Count the tokens that a head finds likelier than the right one, [N]; of equals the lower id comes first.
-
-    Args:
-        features: [N, D].
-        output: [V, D].
-        targets: [N].
+    """Count the tokens that a head finds likelier than the right one, [N]; of equals the lower id comes first. Features
+    are [N, D], the output layer is [V, D], and targets are [N].
     """
     found = [
         logit_ranks(logits_of(features[part], output.to(features.dtype)), targets[part])

@@ -34,12 +34,8 @@ class Positions:
 
 
 def positions(tokens: Tensor, scored: Tensor, k: int) -> Positions:
-    """Find the positions at which head k is judged.
-
-    Args:
-        tokens: [B, S].
-        scored: [B, S] the tokens to be predicted.
-        k: 0 is the target itself, which predicts x_{t+1}.
+    """Find the positions at which head k is judged, in tokens [B, S], of which those `scored` [B, S] are to be
+    predicted; k = 0 is the target itself, which predicts x_{t+1}.
     """
     mask = scored[:, k + 1 :]
     length = tokens.shape[1]

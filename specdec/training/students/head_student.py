@@ -31,12 +31,8 @@ class Backbone(nn.Module):
     """
 
     def __init__(self, target: Causal, offset: int, lora: LoraConfig | None, seed: int) -> None:
-        """
-        Args:
-            offset: the layer that the heads read, counted down from the last.
-            seed: the seed of the adapters' first weights.
-        Raises:
-            UsageError: adapters without peft, or on layers that the model does not have.
+        """Take the model whose layer `offset`, counted down from the last, the heads read; `seed` is that of the
+        adapters' first weights. Raises UsageError: adapters without peft, or on layers that the model does not have.
         """
         super().__init__()
         self.offset, self.adapted = offset, lora is not None

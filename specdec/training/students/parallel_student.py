@@ -124,19 +124,13 @@ class DraftAccuracy:
     """
 
     def __init__(self, ahead: int) -> None:
-        """
-        Args:
-            ahead: K.
-        """
+        """Begin with no rows of K = `ahead` levels."""
         self.hits, self.seen, self.earlier, self.hits_given_earlier = torch.zeros(4, ahead, dtype=torch.long)
         self.nats = torch.zeros(ahead, dtype=torch.float64)
 
     def add(self, right: Tensor, nats: Tensor, rows: MaskRows) -> None:
-        """Count a batch.
-
-        Args:
-            right: [B, R] bool: the most likely token is the one of the text.
-            nats: [B, R] the cross entropy.
+        """Count a batch by whether the most likely token is the one of the text, [B, R] bool, and by the cross entropy
+        [B, R].
         """
         batch, levels = len(right), rows.levels.expand_as(right)
         scored = rows.targets != UNSCORED
@@ -174,10 +168,7 @@ class ParallelStudent(AdaptedStudent):
     config: ParallelTrainConfig
 
     def __init__(self, config: ParallelTrainConfig, model: Any, tokenizer: Any, sequences: Sequences) -> None:
-        """
-        Raises:
-            UsageError: a mask token that the model does not have.
-        """
+        """Raises UsageError: a mask token that the model does not have."""
         self.mask_token = take_mask_token(model, tokenizer, config.parallel.mask_token)
         super().__init__(config, model, tokenizer, sequences)
         masks = config.parallel.counts(sequences.length - config.parallel.ahead)
@@ -196,10 +187,7 @@ class ParallelStudent(AdaptedStudent):
 
     def rows(self, batch: Batch, number: int) -> MaskRows:
         """Return the rows of a batch; which positions have masks depends on the seed and a number alone, so that a
-        resumed training has the same.
-
-        Raises:
-            UsageError: the text holds the mask token.
+        resumed training has the same. Raises UsageError: the text holds the mask token.
         """
         if (batch.tokens == self.mask_token).any():
             raise UsageError(

@@ -84,12 +84,9 @@ class StateStudent(SequenceStudent):
         sequences: Sequences,
         source: StateSource,
     ) -> None:
-        """
-        Args:
-            source: the states of the target; not read if the target itself is trained.
-        Raises:
-            UsageError: more processes than sequences; a network that does not fit the target, or one to go on from that
-                is of another kind or target; a target that cannot be trained.
+        """Learn from the states of a source, which is not read if the target itself is trained. Raises UsageError: more
+        processes than sequences; a network that does not fit the target, or one to go on from that is of another kind
+        or target; a target that cannot be trained.
         """
         self.accelerator, self.target, self.source = accelerator, target, source
         self.device, self.processes = accelerator.device, accelerator.num_processes
@@ -138,12 +135,8 @@ class StateStudent(SequenceStudent):
     @classmethod
     def foretell(cls, config: Any, accelerator: Accelerator, target: Target, sequences: Sequences) -> float:
         """Say how long the states of a frozen target and the training will take, if that is long, from a step that is
-        tried and forgotten: on a CPU of one sequence, elsewhere of a micro-batch.
-
-        Args:
-            sequences: those of the training, or others like them.
-        Returns:
-            The seconds that the states of a sequence take.
+        tried and forgotten: on a CPU of one sequence, elsewhere of a micro-batch, of the training's sequences or others
+        like them. Return the seconds that the states of a sequence take.
         """
         offsets, soft = cls.offsets(config, target), config.loss.teacher > 0
         source = StateSource(target, offsets, sequences, config.data.states, soft)
@@ -201,10 +194,8 @@ class StateStudent(SequenceStudent):
         return build_optimizers(self.module, self.config.optimizer)
 
     def first(self, network: Any) -> Any:
-        """Return an untrained network, or with the weights of `init`.
-
-        Raises:
-            UsageError: the network of the file is of another kind, or was trained on other weights.
+        """Return an untrained network, or with the weights of `init`. Raises UsageError: the network of the file is of
+        another kind, or was trained on other weights.
         """
         path, wanted = self.config.init, asdict(network.config)
         if path is None:
