@@ -12,6 +12,8 @@ from specdec.published.eagle_format import DECODER_LAYER, EagleFormat, Reading
 from specdec.published.recognise import formats
 from specdec.targets.base import Target
 
+_NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # keys of configs
+
 
 @formats.register("EAGLE-1")
 class Eagle1(EagleFormat):
@@ -49,20 +51,19 @@ class Eagle3(EagleFormat):
         )
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
-        inner = files.setting("eagle_config", dict, {})
-        flags = {key: files.config.get(key, inner.get(key)) for key in _FLAGS}
-        if flags["use_aux_hidden_state"] is False:
+        options = files.setting("eagle_config", dict, {}) | files.config
+        if options.get("use_aux_hidden_state") is False:
             raise ModelLoadError(
                 f"{files} has use_aux_hidden_state=false, which is not read: it is not established where its norms "
                 "stand."
             )
-        if flags["norm_output"]:
+        if options.get("norm_output"):
             raise ModelLoadError(
                 f"{files} has norm_output=true, which meant plain EAGLE-3 until September 2026 and EAGLE-3.1 since: "
                 "set it to false in config.json for the first, or publish it as speculators for the second."
             )
         reading = Reading(files, files.config, {"midlayer.": "layers.0."})
-        numbers = flags.pop("eagle_aux_hidden_state_layer_ids")
+        numbers, flags = options.get("eagle_aux_hidden_state_layer_ids"), {key: options.get(key) for key in _NORMS}
         return _eagle3_network(reading, target, flags, numbers, layers, inputs=False)
 
 
@@ -120,20 +121,9 @@ def _network(
     """Return the network of an EAGLE-3 decoder's config, with what stands beside it."""
     width = {"target_hidden_size": files.config.get("target_hidden_size")}
     decoder: dict[str, Any] = files.setting("transformer_layer_config", dict) | width
-    keys = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    flags = {key: files.setting(key, bool, False) for key in keys} | {"mask_token": mask_token}
+    flags = {key: files.setting(key, bool, False) for key in _NORMS} | {"mask_token": mask_token}
     numbers = files.config.get("eagle_aux_hidden_state_layer_ids")
     return _eagle3_network(Reading(files, decoder), target, flags, numbers, layers, inputs=True)
-
-
-_FLAGS = (
-    "use_aux_hidden_state",
-    "norm_output",
-    "norm_before_residual",
-    "norm_before_fc",
-    "fc_norm",
-    "eagle_aux_hidden_state_layer_ids",
-)
 
 
 def _eagle1_network(reading: Reading, target: Target, layers: Sequence[int] | None, fc_bias: bool) -> FeatureNetwork:

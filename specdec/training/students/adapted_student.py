@@ -13,7 +13,7 @@ from specdec.training.data.head_data import text_sequences
 from specdec.training.data.sequences import Batch, Sequences
 from specdec.training.recipes import AdaptationConfig
 from specdec.training.student import SequenceStudent, build_optimizers, training_device, training_dtype
-from specdec.training.students.model_student import export_model, model_size
+from specdec.training.students.model_student import export_model, folder_bytes
 
 
 class AdaptedStudent(SequenceStudent):
@@ -77,7 +77,7 @@ class AdaptedStudent(SequenceStudent):
         return export_model(self.module, self.tokenizer, self.folder / "model")
 
     def summary(self, effort: dict[str, Any], exported: nn.Module) -> dict[str, Any]:
-        summary = super().summary(effort, exported) | model_size(exported, self.folder / "model")
+        summary = super().summary(effort, exported) | {"bytes": folder_bytes(self.folder / "model")}
         del summary["recipe"]["data"]["folder"]  # a place on this machine
         return summary
 

@@ -167,7 +167,8 @@ class ModelStudent(Student):
             "seed": self.config.seed,
             "fingerprint": self.fingerprint,
             "corpus_sha256": self.corpus.manifest["sha256"],
-            **model_size(self.module, folder),
+            "parameters": sum(weight.numel() for weight in self.module.parameters()),
+            "bytes": folder_bytes(folder),
             **effort,
             "heldout": {
                 name: asdict(score) | {"nats_per_token": score.nats_per_token, "bits_per_byte": score.bits_per_byte}
@@ -228,9 +229,6 @@ def export_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, fol
     return load_model(str(folder), dtype=torch.float32, device=model.device, attention="auto", kind="causal")
 
 
-def model_size(model: nn.Module, folder: Path) -> dict[str, int]:
-    """Return the lines of `summary.json` that say how large an exported model is."""
-    return {
-        "parameters": sum(weight.numel() for weight in model.parameters()),
-        "bytes": sum(file.stat().st_size for file in folder.iterdir()),
-    }
+def folder_bytes(folder: Path) -> int:
+    """Return the size of the files of an exported model."""
+    return sum(file.stat().st_size for file in folder.iterdir())
