@@ -114,8 +114,7 @@ class EagleNetwork(FeatureNetwork):
         if self.fc_norm is not None:
             parts = features.unflatten(-1, (self.config.features, -1)).unbind(-2)
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
-        fused: Tensor = self.fc(features)
-        return fused
+        return self.fc(features)
 
     def slots(self, count: int) -> tuple[Tensor, Tensor]:
         """Return the token [1, count] and the state [1, count, D] of rows whose token and feature are not known
@@ -164,8 +163,7 @@ class EagleNetwork(FeatureNetwork):
         """Return the last layer's states [..., D] as the output layer reads them."""
         if self.norm is None:
             return states
-        result: Tensor = self.norm(states)
-        return result
+        return self.norm(states)
 
 
 class MarkovHead(nn.Module):
@@ -197,8 +195,7 @@ class MarkovHead(nn.Module):
                 gate, fresh, last = joint.chunk(3, -1)
                 carried = gate.sigmoid() * carried + (1 - gate.sigmoid()) * fresh.tanh()
             last = last.tanh()
-        result: Tensor = self.markov_w2(last)
-        return result
+        return self.markov_w2(last)
 
 
 class BlockNetwork(FeatureNetwork):

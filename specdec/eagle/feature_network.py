@@ -39,8 +39,7 @@ class GatedMlp(nn.Module):
         self.down_proj = nn.Linear(width, size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return result
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class GroupedAttention(nn.Module):
@@ -140,16 +139,14 @@ class FeatureNetwork(nn.Module):
     def output_layer(self) -> Tensor:
         """The weights [W, D] from a state after the final norm to the tokens that can be drafted."""
         if self.lm_head is not None:
-            own: Tensor = self.lm_head.weight
-            return own
+            return self.lm_head.weight
         output = self._target[1]
         return output if self.config.draft_vocabulary is None else output[self.drafted_ids]
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """Return the input embeddings [..., D] of the target's tokens [...]."""
         if self.embed_tokens is not None:
-            found: Tensor = self.embed_tokens(tokens)
-            return found
+            return self.embed_tokens(tokens)
         return F.embedding(tokens, self._target[0])
 
     @property

@@ -119,8 +119,7 @@ class MtpNetwork(nn.Module):
         mask = torch.zeros(hidden.shape, dtype=x.dtype, device=x.device).masked_fill_(hidden, torch.finfo(x.dtype).min)
         turns = rotary(x, places, *self._rotary_kind)
         x = head.layer(x, position_embeddings=turns, attention_mask=mask, position_ids=places, **{CACHE: past})
-        normed: Tensor = head.norm(x[0] if isinstance(x, tuple) else x)
-        return normed
+        return head.norm(x[0] if isinstance(x, tuple) else x)
 
     @property
     def output_layer(self) -> Tensor:

@@ -110,7 +110,7 @@ class MlpHead(nn.Module):
 
     def forward(self, state: Tensor, embedded: Tensor | None) -> Tensor:
         """Return features [..., D] for a state [..., D] and vectors [..., tokens * D], or None if it reads none."""
-        x: Tensor = self.blocks[0](state, embedded)
+        x = self.blocks[0](state, embedded)
         for block in self.blocks[1:]:
             x = block(x)
         return x
@@ -216,10 +216,7 @@ class Heads(DraftHeads):
         """See `DraftHeads.contextual`: normed if the target has not done it, and read by the prefix layer if any."""
         if self.norm is not None:
             states = self.norm(states)
-        if self.prefix is None:
-            return states, None
-        result: tuple[Tensor, Past] = self.prefix(states, past)
-        return result
+        return (states, None) if self.prefix is None else self.prefix(states, past)
 
     def features(self, states: Tensor, tokens: Tensor, count: int | None = None) -> list[Tensor]:
         count = self.config.count if count is None else count
@@ -237,15 +234,13 @@ class Heads(DraftHeads):
 
     def draft_features(self, k: int, state: Tensor, drafted: Tensor) -> Tensor:
         if not self.config.grounded:
-            result: Tensor = self.heads[k - 1](state.unsqueeze(0), None)
-            return result
+            return self.heads[k - 1](state.unsqueeze(0), None)
         embedded = self.embedded(drafted).to(state.dtype)  # [M, k, D]
         states = state.expand(len(drafted), -1)
         if self.gru is not None:
             return self._recurrent(states, embedded)[-1]
         read = embedded.flatten(1) if self.attention is None else self.attention(states, embedded)[:, -1]
-        result = self.heads[k - 1](states, read)
-        return result
+        return self.heads[k - 1](states, read)
 
     def output_layer(self, k: int) -> Tensor:
         if self.config.output == "tied":

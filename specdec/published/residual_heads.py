@@ -26,8 +26,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         kept = x if self.res_connection is None else self.res_connection(x)
-        result: Tensor = kept + F.silu(self.linear(x))
-        return result
+        return kept + F.silu(self.linear(x))
 
 
 class LlamaPrefix(nn.Module):
@@ -89,22 +88,17 @@ class ResidualHeads(DraftHeads):
         return self._offset
 
     def contextual(self, states: Tensor, past: Any = None) -> tuple[Tensor, Any]:
-        if self.prefix is None:
-            return states, None
-        result: tuple[Tensor, Any] = self.prefix(states, past)
-        return result
+        return (states, None) if self.prefix is None else self.prefix(states, past)
 
     def draft_features(self, k: int, state: Tensor, drafted: Tensor) -> Tensor:
         x = state.expand(len(drafted), -1)
         embedding = self._embedding[0]
         if embedding is not None:
             x = torch.cat([x, F.embedding(drafted, embedding).to(x.dtype).flatten(1)], -1)
-        result: Tensor = self.blocks[k - 1](x)
-        return result
+        return self.blocks[k - 1](x)
 
     def output_layer(self, k: int) -> Tensor:
-        weight: Tensor = self._output(k).weight
-        return weight
+        return self._output(k).weight
 
     def logits(self, k: int, features: Tensor) -> Tensor:
         found, bias = super().logits(k, features), self._output(k).bias

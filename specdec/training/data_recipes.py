@@ -117,8 +117,7 @@ def _by_name(source: Any) -> SourceConfig:
             f"source.name={name} is none of text, conversations, self_synthesis, a prompt set, or no name for Python "
             "sources"
         )
-    checked: SourceConfig = of_kind(_SOURCES[name], source)
-    return checked
+    return of_kind(_SOURCES[name], source)
 
 
 @typed

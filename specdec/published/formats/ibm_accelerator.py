@@ -65,9 +65,7 @@ class StagedMlp(DraftHeads):
         return s
 
     def output_layer(self, k: int) -> Tensor:
-        layer: Any = _of_stage(self.head, k - 1)
-        weight: Tensor = layer.weight
-        return weight
+        return _of_stage(self.head, k - 1).weight
 
     @property
     def flops_per_token(self) -> float:
@@ -95,7 +93,7 @@ def _normalised(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + _EPSILON)
 
 
-def _of_stage(modules: nn.ModuleList, stage: int) -> nn.Module:
+def _of_stage(modules: nn.ModuleList, stage: int) -> Any:
     """Return the module of a stage; tied stages share the last one."""
     return modules[min(stage, len(modules) - 1)]
 

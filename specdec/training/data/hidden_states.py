@@ -181,8 +181,7 @@ class StateSource:
 
 def states_dtype(config: StatesConfig, own: torch.dtype) -> torch.dtype:
     """Return the dtype that states are rounded to; `own` is the target's."""
-    chosen: torch.dtype = own if config.dtype == "auto" else getattr(torch, config.dtype)
-    return chosen
+    return own if config.dtype == "auto" else getattr(torch, config.dtype)
 
 
 def check_space(config: StatesConfig, needed: int) -> None:

@@ -61,8 +61,7 @@ def cross_entropy(
         laws: [N] the index into `teacher` of each position.
         teacher_share: s.
     """
-    result: Tensor = _ChunkedCrossEntropy.apply(features, output, targets, teacher, laws, teacher_share)
-    return result
+    return _ChunkedCrossEntropy.apply(features, output, targets, teacher, laws, teacher_share)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

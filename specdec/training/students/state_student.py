@@ -254,8 +254,7 @@ class StateStudent(SequenceStudent):
                 yield torch.stack(losses[: max(len(self.losses), 1)])
 
     def summed(self, values: Tensor) -> Tensor:
-        total: Tensor = self.accelerator.reduce(values, "sum")
-        return total
+        return self.accelerator.reduce(values, "sum")
 
     # --- held-out text
 
