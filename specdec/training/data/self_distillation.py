@@ -178,12 +178,8 @@ class SelfDistillation:
         folder: Path,
         keeps: Callable[[Stream], bool] = lambda stream: True,
     ) -> DocumentStore:
-        """Write the texts that are not written yet, and return all of them.
-
-        Args:
-            manifest: what the documents' manifest says besides how the texts were written.
-            folder: the place of the texts of this very target, configuration and source.
-            keeps: tells of a text if it becomes a document.
+        """Write the texts that are not written yet to a folder, that of this very target, configuration and source; and
+        return as documents those that `keeps` takes. Their manifest says `manifest` besides how they were written.
         """
 
         def documents() -> Iterator[tuple[Part, Encoded]]:

@@ -57,10 +57,8 @@ EFFORT: Mapping[str, Callable[[Summary], str]] = {
 
 
 def publish(folders: Sequence[Path], destination: Path) -> None:
-    """Copy trainings that ship together, with histories and summaries, and write their `MODEL_CARD.md`.
-
-    Raises:
-        UsageError: a training is not finished; these do not ship together, or are of different texts or targets.
+    """Copy trainings that ship together, with histories and summaries, and write their `MODEL_CARD.md`. Raises
+    UsageError: a training is not finished; these do not ship together, or are of different texts or targets.
     """
     trainings: dict[str, tuple[Path, dict[str, Any]]] = {}
     for folder in folders:

@@ -17,25 +17,17 @@ from specdec.training.students.model_student import export_model, folder_bytes
 
 
 class AdaptedStudent(SequenceStudent):
-    """A student of all weights of one model.
-
-    Class attributes:
-        role: the pocket model that is meant by pocket, target or drafter.
-        loss_of: the loss of a micro-batch, which a recipe may have compiled.
-
-    Attributes:
-        original: the folder or hub id that the model was loaded from.
-    """
+    """A student of all weights of one model."""
 
     origin = "another recipe, seed, model or text"
-    role: ClassVar[str]
-    loss_of: Callable[..., Any]
+    role: ClassVar[str]  # the pocket model that is meant by pocket, target or drafter
+    loss_of: Callable[..., Any]  # the loss of a micro-batch, which a recipe may have compiled
 
     config: AdaptationConfig
     module: Any
 
     def __init__(self, config: AdaptationConfig, model: Any, tokenizer: Any, sequences: Sequences) -> None:
-        self.tokenizer, self.original = tokenizer, model.name_or_path
+        self.tokenizer, self.original = tokenizer, model.name_or_path  # a folder or hub id
         self.device = training_device(config.device)
         self.dtype = training_dtype(config.bfloat16, self.device)
         identity = content_hash(self.original) or str(getattr(model.config, "_commit_hash", None))

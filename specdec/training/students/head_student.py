@@ -24,10 +24,8 @@ from specdec.training.students.state_student import StateStudent, per_position
 
 
 class Backbone(nn.Module):
-    """The target's model that is trained with its heads, taken out of the target, whose weights change with it.
-
-    Attributes:
-        adapted: low-rank adapters are trained, and the model's own weights stay.
+    """The target's model that is trained with its heads, taken out of the target, whose weights change with it; or, if
+    it is `adapted`, low-rank adapters on it, and its own weights stay.
     """
 
     def __init__(self, target: Causal, offset: int, lora: LoraConfig | None, seed: int) -> None:

@@ -53,11 +53,8 @@ class MaskRows:
 
     def attention(self, windows: Mapping[str, int | None], dtype: torch.dtype) -> Mask:
         """Return the additive mask [B, 1, R, R], or one by the name of each kind of layers. A row sees the text up to
-        its start, and the masks of its branch.
-
-        Args:
-            windows: for each kind of attention layer, how many tokens back it sees (or an `AttentionChunk`); None for
-                all.
+        its start, and the masks of its branch. `windows` say how many tokens back each kind of attention layer sees (or
+        an `AttentionChunk`); None for all.
         """
         starts, levels, positions = self.starts, self.levels, self.positions
         ahead = starts.unsqueeze(-1) - starts.unsqueeze(-2)  # [B, R, R] from the seen row's start to the row's own
@@ -75,15 +72,11 @@ class MaskRows:
 def mask_rows(
     tokens: Tensor, scored: Tensor, config: SubtasksConfig, mask_token: int, generator: torch.Generator
 ) -> MaskRows:
-    """Put masks behind random positions of sequences.
+    """Put masks behind random positions, drawn by a generator, of sequences: tokens and scored [B, S] with S > K.
 
     The positions that have subtask k are some of those that have subtask k - 1, so that a mask's earlier masks are
     always there. Positions whose next token is scored come first. The last K positions have no masks: the tokens that
     those would predict lie beyond the sequence.
-
-    Args:
-        tokens, scored: [B, S] with S > K.
-        generator: decides which positions.
     """
     batch, length = tokens.shape
     places = length - config.ahead
@@ -232,13 +225,9 @@ class ParallelStudent(AdaptedStudent):
 
 def take_mask_token(model: Any, tokenizer: Any, asked: int | None) -> int:
     """Return the mask token of a model, and prepare the model for it: a model that had none embeds it as the mean of
-    all tokens, and its output layer gets that of their lines where it grows.
-
-    Args:
-        asked: the recipe's. None takes the one that the model was trained with before, or else the first one beyond the
-            tokenizer's; a model without room gets one more.
-    Raises:
-        UsageError: the model has no such token.
+    all tokens, and its output layer gets that of their lines where it grows. `asked` is the recipe's; None takes the
+    one that the model was trained with before, or else the first one beyond the tokenizer's, for which a model without
+    room gets one more. Raises UsageError: the model has no such token.
     """
     embeddings = model.get_input_embeddings().weight
     size, known = len(embeddings), getattr(model.config, MASK_KEY, None)

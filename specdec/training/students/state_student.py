@@ -50,31 +50,18 @@ _SAMPLING = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=Non
 
 
 class StateStudent(SequenceStudent):
-    """A student of the states of a target, to a file of what was trained and a summary.
-
-    Class attributes:
-        unit: what the network has several of, in the metrics' names and in messages: head or step.
-        noun: what the file of a network holds, for messages.
-        files: the files that are written.
-        bounded: a draft has no more levels than the network has units.
-
-    Attributes:
-        target_identity: the hash of the target's weights, as they were at the beginning.
-        network: what is written to the file; `module` computes its loss.
-        backbone: the target's own model (`head_student.Backbone`), if it is trained too.
-        before: the target's own figures before that.
-    """
+    """A student of the states of a target, to a file of what was trained and a summary."""
 
     origin = "another recipe, seed, target or data"
-    unit: ClassVar[str]
-    noun: ClassVar[str]
+    unit: ClassVar[str]  # each of several parts of the network, in the metrics' names and in messages: head or step
+    noun: ClassVar[str]  # the content of a network's file, for messages
     files: ClassVar[TrainedKind]
-    bounded: ClassVar[bool] = False
+    bounded: ClassVar[bool] = False  # a draft has no more levels than the network has units
 
     config: Any
-    network: Any
-    backbone: Any = None
-    before: Mapping[str, float] = MappingProxyType({})
+    network: Any  # goes into the file; `module` computes its loss
+    backbone: Any = None  # the target's own model (`head_student.Backbone`), if it is trained too
+    before: Mapping[str, float] = MappingProxyType({})  # the target's own figures before that
 
     def __init__(
         self,
@@ -92,7 +79,7 @@ class StateStudent(SequenceStudent):
         self.device, self.processes = accelerator.device, accelerator.num_processes
         self.dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
         self.writes = accelerator.is_main_process
-        self.target_identity = target.hidden.identity
+        self.target_identity = target.hidden.identity  # as the weights were at the beginning
         rounded = config.data.states.dtype
         super().__init__(config, sequences, rounded, config.target.get("dtype"), self.target_identity)
         if sequences.batch_size // config.micro_batch % self.processes:

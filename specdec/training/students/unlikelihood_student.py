@@ -75,12 +75,8 @@ class UnlikelihoodStudent(AdaptedStudent):
 
     @torch.no_grad()
     def written(self, model: Any, tokens: Tensor) -> tuple[Tensor, Tensor, list[bool]]:
-        """Let a model go on with the beginnings of sequences, greedily.
-
-        Args:
-            tokens: [B, S].
-        Returns:
-            What it wrote behind them [B, S], the tokens [B, S] bool that go on with a loop, and which texts loop.
+        """Let a model go on greedily with the beginnings of sequences [B, S]. Return what it wrote behind them [B, S],
+        the tokens [B, S] bool that go on with a loop, and which texts loop.
         """
         config = self.config.unlikelihood
         beginnings = tokens[:, : config.prefix_tokens]
