@@ -89,7 +89,6 @@ class EagleNetwork(FeatureNetwork):
         network = cls(config, embedding, output)
         with torch.no_grad():
             for layer in network.layers:
-                assert isinstance(layer, EagleLayer)
                 for weight in (*layer.self_attn.o_proj.parameters(), *layer.mlp.down_proj.parameters()):
                     weight.zero_()
             if config.hidden == config.target_hidden:
@@ -219,11 +218,7 @@ class BlockNetwork(FeatureNetwork):
         """Return each layer's keys and values for the target's features [B, S, k * D_t] at positions [S]."""
         context = self.hidden_norm(self.fc(features))
         turns = self.turns(places.expand(len(features), -1), context.dtype)
-        found = []
-        for layer in self.layers:
-            assert isinstance(layer, EagleLayer)
-            found.append(layer.self_attn.keys_values(context, turns))
-        return tuple(found)
+        return tuple(layer.self_attn.keys_values(context, turns) for layer in self.layers)
 
     def forward(self, root: Tensor, place: int, past: KeysValues) -> tuple[Tensor, Tensor]:
         """Return the logits [B, J, W] of the tokens behind a root [B] at position `place`, without a Markov head's

@@ -5,6 +5,7 @@ Letters: B sequences, S rows, D the network's own width, V tokens of the target,
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -100,7 +101,7 @@ class FeatureNetwork(nn.Module):
     d2t: Tensor  # [W] the distance from a draft token's number to the target's: target = i + d2t[i]
     t2d: Tensor  # [V] the tokens that can be drafted
     fc: nn.Linear
-    layers: nn.ModuleList
+    layers: Any  # nn.ModuleList of decoder layers
     product: Callable[[Tensor, Tensor], Tensor] = staticmethod(F.linear)  # with the output layer
 
     def __init__(self, config: EagleConfig, embedding: Tensor, output: Tensor) -> None:

@@ -117,16 +117,15 @@ class TrainedKind:
         shapes = {name: list(weight.shape) for name, weight in stored.weights.items()}
         for name in sorted(wanted.keys() | shapes.keys()):
             if name not in shapes:
-                fault = f"the tensor {name} is missing; use a complete file"
+                fault = "is missing; use a complete file"
             elif name not in wanted:
-                fault = f"the tensor {name} has no place in the network of its config; use the config that the file "
-                fault += "was made for"
+                fault = "has no place in the network of its config; use the config that the file was made for"
             elif shapes[name] != wanted[name]:
-                fault = f"the tensor {name} has the shape {shapes[name]}, and config and target ask for {wanted[name]};"
-                fault += " use the target and the config that the file was made for"
+                fault = f"has the shape {shapes[name]}, and config and target ask for {wanted[name]}; use the target "
+                fault += "and the config that the file was made for"
             else:
                 continue
-            raise UsageError(f"Bad value drafter.model={path}: {fault}.")
+            raise UsageError(f"Bad value drafter.model={path}: the tensor {name} {fault}.")
         network.load_state_dict(stored.weights, assign=True)
         return network.to(target.device, output_layer.dtype).eval().requires_grad_(False)
 
