@@ -63,7 +63,6 @@ class _MlpHeads(NetworkFormat):
         layout = _Layout(files)
         width, vocabulary = files.rows(f"{layout.block(0, 0)}.linear.bias"), files.rows(f"{layout.output(0)}.bias")
         check_target(files, target, width=width, vocabulary=vocabulary)
-        prefix = None
         if layout.prefix:
             kind = "" if target.model is None else str(target.model.config.model_type)
             if kind != "llama":
@@ -73,18 +72,14 @@ class _MlpHeads(NetworkFormat):
                 )
         tokens, width = target.hidden.output_layer.shape
         with torch.device("meta"):
-            if layout.prefix:
-                prefix = LlamaPrefix(target.model.config)
-            blocks = []
-            for head in range(layout.heads):  # the first block of a grounded one reads tokens too
-                read = width * (head + 2) if layout.grounded else width
-                blocks.append([ResidualBlock(width if layer else read, width) for layer in range(layout.layers)])
+            # The first block of a grounded head reads tokens too.
+            read = [width * (head + 2) if layout.grounded else width for head in range(layout.heads)]
             heads = ResidualHeads(
-                blocks,
+                [[ResidualBlock(width if layer else own, width) for layer in range(layout.layers)] for own in read],
                 [nn.Linear(width, tokens) for _ in range(layout.heads)],
                 vocab_size=tokens,
                 embedding=target.hidden.embedding if layout.grounded else None,
-                prefix=prefix,
+                prefix=LlamaPrefix(target.model.config) if layout.prefix else None,
                 offset=files.setting("hidden_state_offset", int, 0),
             )
         # Copies of the target's embeddings, which modules of the reference hold; and a table of positions.

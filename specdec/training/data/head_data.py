@@ -149,12 +149,10 @@ def _questions(
         with as_data_source():
             content = prompt_sets.construct(source).read()
         texts = [entry.turns[0] for entry in content.entries if entry.turns][: source.limit]
-
-        def of_set() -> Prompts:
-            rendered = asked(texts, tokenizer, chat and source.chat == "auto", generated, longest)
-            return split_prompts(rendered, generated, seed)
-
-        return content.provenance, of_set
+        rendered = chat and source.chat == "auto"
+        return content.provenance, lambda: split_prompts(
+            asked(texts, tokenizer, rendered, generated, longest), generated, seed
+        )
 
     text = open_text(source, "data.source") if isinstance(source, TextCorpusConfig) else None
 
