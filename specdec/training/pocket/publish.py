@@ -25,25 +25,29 @@ from typing import Any
 import specdec
 from specdec.errors import UsageError
 from specdec.models.model_files import SMOLLM2
+from specdec.text.writing import read_json
 
 Summary = Mapping[str, Any]  # the content of a `summary.json`
 
 AGAINST_LOOPS = """\
 **The target that ships is this one after a second training, against the loops that it wrote**
-(`python -m specdec.train +unlikelihood=pocket target.model=models/pocket_target/model`: {tokens} tokens of the same
-sources in {steps} steps, {seconds} s, on {date}; sequence-level unlikelihood, Welleck et al., 1908.04319). Beside the
-target of the table, in float32, on {texts} sequences of {length} tokens of the held-out modules:
+(`python -m specdec.train +unlikelihood=pocket target.model=models/pocket_target/model`: {tokens:,} tokens of the same
+sources in {steps} steps, {seconds:,.0f} s, on {date}; sequence-level unlikelihood, Welleck et al., 1908.04319). \
+Beside the
+target of the table, in float32, on {heldout_texts} sequences of {data[sequence_length]} tokens of the held-out modules:
 
 | | before | after, as shipped |
 |---|---|---|
-| nats per token | {before[nats_per_token]:.3f} | {after[nats_per_token]:.3f} |
-| greedy continuations in an exact loop | {before[looping]:.1%} | {after[looping]:.1%} |
+| nats per token | {heldout[before][nats_per_token]:.3f} | {heldout[after][nats_per_token]:.3f} |
+| greedy continuations in an exact loop | {heldout[before][looping]:.1%} | {heldout[after][looping]:.1%} |
 
-The first {prefix} tokens of a sequence are continued greedily to its length. One counts where at least {share:.0%} of
-it lies in one exact loop of at most {period} tokens; a run sees near repeats as well and flags more. What was made
+The first {prefix_tokens} tokens of a sequence are continued greedily to its length. One counts where \
+at least {repetition_share:.0%} of
+it lies in one exact loop of at most {repetition_period} tokens; a run sees near repeats as well and flags more. \
+What was made
 unlikely in training are the tokens of the third and later rounds of such loops, with this recipe:
 
-{recipe}
+{listing}
 
 `history_unlikelihood.csv` has one line per step."""
 
@@ -62,9 +66,9 @@ def publish(folders: Sequence[Path], destination: Path) -> None:
     """
     trainings: dict[str, tuple[Path, dict[str, Any]]] = {}
     for folder in folders:
-        if not (folder / "summary.json").is_file():
+        summary = read_json(folder / "summary.json")
+        if summary is None:
             raise UsageError(f"{folder} has no summary.json, so the training is not finished: run its command again.")
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         trainings[shipped_name(summary)] = (folder, summary)
     summaries = {name: summary for name, (_, summary) in trainings.items()}
     kinds = set(map(kind_of, summaries.values()))
@@ -125,35 +129,19 @@ def shipped_name(summary: dict[str, Any]) -> str:
 
 def models_figures(folder: Path) -> dict[str, str]:
     """Return the figures of the card of target and drafter from the records in a folder."""
-    records: dict[str, Any] = {
-        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("corpus", "summary_target", "summary_drafter", "summary_unlikelihood")
-        if (folder / f"{name}.json").is_file()
-    }
-    corpus, models = records["corpus"], {role: records[f"summary_{role}"] for role in ("target", "drafter")}
+    corpus: Any = read_json(folder / "corpus.json")
+    models: dict[str, Any] = {role: read_json(folder / f"summary_{role}.json") for role in ("target", "drafter")}
     for role, summary in models.items():
         history = list(csv.DictReader((folder / f"history_{role}.csv").read_text(encoding="utf-8").splitlines()))
         summary["monitor"] = float(history[-1]["heldout_nats_per_token"])
     target, sources = models["target"], corpus["sources"]
     machines = {role: hardware_line(summary) for role, summary in models.items()}
     against_loops = ""
-    if again := records.get("summary_unlikelihood"):  # the target was trained again, against its loops
+    if again := read_json(folder / "summary_unlikelihood.json"):  # the target was trained again, against its loops
         machines["unlikelihood"] = hardware_line(again)
-        settings, held = again["recipe"]["unlikelihood"], again["heldout"]
-        against_loops = AGAINST_LOOPS.format(
-            tokens=f"{again['tokens']:,}",
-            steps=again["steps"],
-            seconds=f"{again['seconds']:,.0f}",
-            date=again["date"],
-            texts=again["heldout_texts"],
-            length=again["recipe"]["data"]["sequence_length"],
-            prefix=settings["prefix_tokens"],
-            share=settings["repetition_share"],
-            period=settings["repetition_period"],
-            before=held["before"],
-            after=held["after"],
-            recipe=listing(chosen(again, "unlikelihood", "data", "optimizer", source=False)),
-        )
+        words = again | again["recipe"] | again["recipe"]["unlikelihood"]
+        words["listing"] = listing(chosen(again, "unlikelihood", "data", "optimizer", source=False))
+        against_loops = AGAINST_LOOPS.format_map(words)
     one_machine = len(set(machines.values())) == 1
 
     def loss(part: str, unit: str) -> Callable[[Summary], str]:
