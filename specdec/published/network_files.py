@@ -58,7 +58,7 @@ class TrainedKind:
     """A kind of network that `specdec.train` writes, with the words of its messages."""
 
     key: str  # of the metadata, which tells files of different kinds apart
-    config: type
+    config: type[Any]
     network: Callable[[Any, Tensor, Tensor], Any]  # of a config, the target's input embeddings and output layer
     group: str  # of its recipes: a training with one writes models/GROUP/RECIPE/GROUP.safetensors
     name: str  # of a file
