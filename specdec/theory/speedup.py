@@ -1,7 +1,9 @@
-"""Speedup and operations under the capped-geometric model (theory.md 2.2; Leviathan et al. 2211.17192, 3.3-3.5).
+"""Speedup and operations under the capped-geometric model (theory.md 2.2; Leviathan et al. 2211.17192, 3.3-3.5), and
+the speedup in a batch of B sequences (7.3).
 
-Times are in units of one target call on one token: c is one drafter step, v the verification of gamma + 1 tokens.
-ValueError for arguments outside their range.
+Times are in units of one target call on one token: c is one drafter step, v the verification of gamma + 1 tokens. In a
+batch they are in units of one plain step of all sequences, t(B): c is one drafter step for all of them, v the call on
+B (gamma + 1) tokens. ValueError for arguments outside their range.
 """
 
 from collections.abc import Callable
@@ -10,14 +12,31 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specdec.theory.arguments import Values, count, nonnegative, positive, probability
+from specdec.theory.arguments import Values, count, law, nonnegative, positive, probability
 from specdec.theory.capped_geometric import tokens_per_round
 
 
 def speedup(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> Values:
     """Return Omega / (v + gamma c), the time per token of plain over that of speculative decoding (Theorem 3.8)."""
-    cost = positive(v, "v") + count(gamma, "gamma") * nonnegative(c, "c")
-    return tokens_per_round(alpha, gamma) / cost
+    return batch_speedup(tokens_per_round(alpha, gamma), gamma, c, v)
+
+
+def batch_speedup(tokens: ArrayLike, gamma: ArrayLike, c: ArrayLike, v: ArrayLike) -> Values:
+    """Return E / (v + gamma c), speculative over plain throughput at equal batch. `tokens` are those that a sequence
+    gains in a round, E; for a plain step every sequence counts one.
+    """
+    return positive(tokens, "tokens") / (positive(v, "v") + count(gamma, "gamma") * nonnegative(c, "c"))
+
+
+def longest_of_batch(shares: ArrayLike, batch: ArrayLike) -> Values:
+    """Return the law [..., K + 1] of the longest of B drafts whose lengths 0 to K are independent and have the law
+    `shares` [K + 1]: F(k)^B - F(k - 1)^B. A call is as wide as the longest draft of the batch, so that a drafter which
+    offers now little, now much, pays for much in every call of a large batch.
+    """
+    below = np.cumsum(law(shares, "shares")).clip(0.0, 1.0)
+    below[..., -1] = 1.0
+    powers = below ** np.expand_dims(count(batch, "batch", minimum=1), -1)
+    return np.diff(powers, axis=-1, prepend=0.0)
 
 
 def operations(alpha: ArrayLike, gamma: ArrayLike, c_ops: ArrayLike) -> Values:

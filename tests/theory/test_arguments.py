@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from specdec.theory.batch_speedup import batch_speedup
 from specdec.theory.capped_geometric import accepted_per_offered, tokens_per_round
 from specdec.theory.dependence import product_identity, replay_rounds
 from specdec.theory.distinct_experts import distinct_experts
 from specdec.theory.roofline import Product, padded_rows, ridge_rows
-from specdec.theory.speedup import optimal_gamma, oracle_speedup, speedup
+from specdec.theory.speedup import batch_speedup, optimal_gamma, oracle_speedup, speedup
 from specdec.theory.trees import best_tree, choose_tree, expected_tokens, tree_by_heap, tree_by_program
 
 RANKS = (0.6, 0.2)

@@ -1,4 +1,4 @@
-"""Speedup and operations: the guarantees of Leviathan et al., Amdahl."""
+"""Speedup and operations: the guarantees of Leviathan et al., Amdahl, and the longest draft of a batch."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.theory.capped_geometric import tokens_per_round
-from specdec.theory.speedup import optimal_gamma, oracle_gain, oracle_speedup, speedup
+from specdec.theory.speedup import longest_of_batch, optimal_gamma, oracle_gain, oracle_speedup, speedup
 
 
 @given(st.floats(0.01, 0.99), st.floats(0, 1))
@@ -48,3 +48,12 @@ def test_a_free_perfect_drafter_runs_into_the_search_limit():
 def test_arguments_broadcast_and_gamma_zero_costs_nothing():
     np.testing.assert_allclose(speedup(0.8, [0, 5], 0.0), [1, 3.68928])
     assert speedup(0.8, 5, 0.1, 1.5) == pytest.approx(tokens_per_round(0.8, 5) / 2)
+
+
+def test_the_longest_of_a_batch_is_counted_out():
+    shares = [0.5, 0.2, 0.3]
+    pairs = {(i, j): a * b for i, a in enumerate(shares) for j, b in enumerate(shares)}
+    counted = [sum(chance for pair, chance in pairs.items() if max(pair) == k) for k in range(3)]
+    assert longest_of_batch(shares, 2) == pytest.approx(counted)
+    assert longest_of_batch(shares, 1) == pytest.approx(shares)
+    assert longest_of_batch(shares, [1, 64])[1] == pytest.approx([0, 0, 1], abs=1e-9)
