@@ -2,6 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 from specdec.serving.step_seconds import StepSeconds
 
@@ -49,34 +51,21 @@ class AdaptiveGamma(Policy):
     probe_every = 100
 
     def __init__(self, gammas: Sequence[int], seconds: StepSeconds) -> None:
-        self._seconds, self._gammas = seconds, sorted(set(gammas) - {0})
-        deepest = self._gammas[-1] if self._gammas else 0
+        self._seconds, self._gammas = seconds, sorted(gammas)
+        deepest = self._gammas[-1]
         self._tested = [self.prior_rounds] * deepest
         self._passed = [self.prior * self.prior_rounds] * deepest
         self._without = 0
 
     def gamma(self, batch: int, cached: float) -> int:
-        best, most = 0, 1 / self._seconds.step(batch, 0, cached)
-        tau, product, depth = 1.0, 1.0, 0
-        for gamma in self._gammas:
-            while depth < gamma:
-                product *= self._passed[depth] / self._tested[depth]
-                tau += product
-                depth += 1
-            rate = tau / self._seconds.step(batch, gamma, cached)
-            if rate > most:
-                best, most = gamma, rate
-        if best == 0 and self._gammas:
-            self._without += 1
-            if self._without >= self.probe_every:
-                best = self._gammas[0]
-        if best:
-            self._without = 0
+        tokens = list(accumulate([1.0, *accumulate(self.acceptance, mul)]))  # tau(0), tau(1), ...
+        best = max((0, *self._gammas), key=lambda gamma: tokens[gamma] / self._seconds.step(batch, gamma, cached))
+        self._without = 0 if best else self._without + 1
+        if self._without >= self.probe_every:
+            best, self._without = self._gammas[0], 0
         return best
 
     def saw(self, gamma: int, committed: Sequence[int], left: Sequence[int]) -> None:
-        if not gamma:
-            return
         for depth in range(gamma):
             # A text that ends within the draft tells nothing about the depths beyond its end.
             told = [each for each, rest in zip(committed, left, strict=True) if each > depth < rest - 1]

@@ -9,7 +9,6 @@ reader when their round ends. Knows no laws, files or statistics.
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 
 from specdec.serving.arrivals import Arrival, ServedText
 from specdec.serving.policies import Policy
@@ -104,8 +103,7 @@ def serve(
             now = max(now, coming.at)  # an idle server waits
         arrive(now)
         if queue and len(active) < slots:
-            free = slots - len(active)  # for those that have waited longest
-            admitted = [queue.popleft() for _ in islice(range(free), len(queue))]
+            admitted = [queue.popleft() for _ in range(min(slots - len(active), len(queue)))]  # that waited longest
             active += admitted
             tokens = sum(each.text.prompt_tokens - 1 for each in admitted)
             duration = seconds.prefill(len(admitted), tokens)
