@@ -5,7 +5,7 @@ taking the best of many flatters neither.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Annotated, Any, Literal
 
@@ -71,25 +71,24 @@ class EqualBudget(Study):
         built = built_lookups(bench, self._config.drafters, "equal_budget", fills=SHAPES)
         streams = bench.texts()
         halves = halves_of(streams)
-        candidates: dict[str, list[Candidate]] = {}
+        strategies: list[Strategy] = []
         counted: list[dict[str, Any]] = []
-        deepest = min(max(self._config.depths), self._budgets[-1])
+        depths = self._config.depths
+        deepest = min(max(depths), self._budgets[-1])
         for label, drafter in built.items():
-            candidates[label] = plain_shapes(self._budgets)
+            candidates = [(EITHER, n, each) for n in self._budgets for each in plain_shapes(n).items()]
             for half in (0, 1):
                 mine = [each for each in streams if halves[first_turn(each.id)] == half]
                 counts = rank_counts(drafter, None, mine, bench.parts.limit, self._config.ranks, deepest)
                 bench.heartbeat()
-                candidates[label] += trees(counts, half, self._budgets, self._config.depths)
+                candidates += [(half, n, each) for n in self._budgets for each in trees(counts, n, depths).items()]
                 counted += [{"drafter": label, "half": half, **line} for line in counts.rows()]
-        strategies = [
-            Strategy({"drafter": label, **each.keys}, self._config.drafters[label], each.structure)
-            for label, several in candidates.items()
-            for each in several
-        ]
+            for half, n, (variant, values) in candidates:
+                keys = {"drafter": label, "shape": values["name"], "budget": n, "variant": variant, "made_on": half}
+                strategies.append(Strategy(keys, self._config.drafters[label], values))
         table, _ = replay(bench, strategies, streams)
         table["half"] = table["prompt"].map(halves)
-        choices = choose(table, candidates)
+        choices = choose(table, strategies)
         # Plain steps and chains, so many that t(n) can be read off between them; all budgets among them.
         tokens = {*call_sizes(self._budgets[-1] + 1, 4), *(n + 1 for n in self._budgets)}
         sizes: list[Shape] = [(1, n - 1) for n in sorted(tokens)]
@@ -120,55 +119,27 @@ class EqualBudget(Study):
         }
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A chain, rows or a tree of a budget."""
-
-    shape: str  # the structure's name
-    budget: int
-    variant: str  # its size in words
-    half: int  # the half of the prompts that it was made for, or EITHER
-    structure: Mapping[str, Any]  # its config values
-
-    @property
-    def keys(self) -> dict[str, Any]:
-        """The columns that tell it from other candidates of a drafter."""
-        return {"shape": self.shape, "budget": self.budget, "variant": self.variant, "made_on": self.half}
+def plain_shapes(n: int) -> dict[str, dict[str, Any]]:
+    """Return the chain and all rows of `n` nodes as config values, by their size in words."""
+    shapes: dict[str, dict[str, Any]] = {f"gamma {n}": {"name": "chain", "gamma": n}}
+    for k in range(2, n + 1):  # one row is the chain
+        if n % k == 0:
+            shapes[f"{k} x {n // k}"] = {"name": "rows", "k": k, "w": n // k, "budget": n + k}
+    return shapes
 
 
-def plain_shapes(budgets: Sequence[int]) -> list[Candidate]:
-    """Return the chain and all rows of each budget."""
-    found = []
-    for n in budgets:
-        found.append(Candidate("chain", n, f"gamma {n}", EITHER, {"name": "chain", "gamma": n}))
-        for k in range(2, n + 1):  # one row is the chain
-            if n % k == 0:
-                values = {"name": "rows", "k": k, "w": n // k, "budget": n + k}
-                found.append(Candidate("rows", n, f"{k} x {n // k}", EITHER, values))
-    return found
+def trees(counts: RankCounts, n: int, depths: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """Return the best trees of `n` nodes within each depth by what was counted, as `plain_shapes` does."""
+    shapes: dict[str, dict[str, Any]] = {}
+    for deepest in sorted({min(each, n) for each in depths}):
+        values = given(best_tree(counts.accuracy(deepest), n, deepest).parents)
+        shapes.setdefault(f"depth {values['depth']}", values)  # a limit that does not bind changes nothing
+    return shapes
 
 
-def trees(counts: RankCounts, half: int, budgets: Sequence[int], depths: Sequence[int]) -> list[Candidate]:
-    """Return for each budget the best trees within each depth, by what was counted on a half of the prompts."""
-    found = []
-    for n in budgets:
-        seen: set[int] = set()
-        for deepest in sorted({min(each, n) for each in depths}):
-            values = given(best_tree(counts.accuracy(deepest), n, deepest).parents)
-            depth = structures.build(values).gamma
-            if depth not in seen:  # a limit that does not bind changes nothing
-                seen.add(depth)
-                found.append(Candidate("tree", n, f"depth {depth}", half, values))
-    return found
-
-
-def choose(table: pd.DataFrame, candidates: Mapping[str, Sequence[Candidate]]) -> pd.DataFrame:
+def choose(table: pd.DataFrame, candidates: Sequence[Strategy]) -> pd.DataFrame:
     """Return the table `choices`: of equally good candidates the one with fewer rows, or less depth."""
-    structure = {
-        (label, *each.keys.values()): json.dumps(dict(each.structure))
-        for label, several in candidates.items()
-        for each in several
-    }
+    structure = {tuple(each.keys.values()): json.dumps(dict(each.structure)) for each in candidates}
     chosen = []
     for half in (0, 1):
         mine = table[(table["half"] == half) & table["made_on"].isin([EITHER, half])]

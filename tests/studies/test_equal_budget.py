@@ -21,6 +21,7 @@ from specdec.replay.rank_accuracy import RankCounts
 from specdec.structures import structures
 from specdec.studies.base.contract import halves_of
 from specdec.studies.base.live_runs import decoding_seconds, host_seconds
+from specdec.studies.base.replayed import Strategy
 from specdec.studies.equal_budget import EITHER, SHAPES, choose, plain_shapes, trees
 
 SMALL = ("~study.drafters.mixed", "study.budgets=[2,6]", "study.depths=[2,4]", "study.calls=1", "study.probe_tokens=8")
@@ -29,19 +30,16 @@ COUNTS = RankCounts((50, 30), ((20, 9, 4), (12, 5, 1)))
 
 
 def test_every_candidate_of_a_budget_has_all_of_its_nodes_and_no_more():
-    budgets = [2, 3, 4, 6, 12]
-    found = [*plain_shapes(budgets), *trees(COUNTS, 1, budgets, [1, 2, 3, 12])]
-    for each in found:
-        structure = structures.build(dict(each.structure))
-        # Three ranks are known: no node of a tree has more children.
-        most = sum(3**level for level in range(1, structure.gamma + 1)) if each.shape == "tree" else each.budget
-        assert structure.name == each.shape and structure.nodes == min(each.budget, most), each
-    for n in budgets:
-        rows = [each.structure for each in found if (each.shape, each.budget) == ("rows", n)]
-        expected = [(k, w) for k in range(2, n + 1) for w in range(1, n) if k * w == n]
-        assert [(values["k"], values["w"]) for values in rows] == expected
-        assert {each.shape for each in found if each.budget == n} == set(SHAPES)
-    assert {each.half for each in found if each.shape == "tree"} == {1}
+    for n in (2, 3, 4, 6, 12):
+        found = [*plain_shapes(n).values(), *trees(COUNTS, n, [1, 2, 3, 12]).values()]
+        for values in found:
+            structure = structures.build(values)
+            # Three ranks are known: no node of a tree has more children.
+            most = sum(3**level for level in range(1, structure.gamma + 1)) if values["name"] == "tree" else n
+            assert structure.name == values["name"] and structure.nodes == min(n, most), values
+        rows = [(values["k"], values["w"]) for values in found if values["name"] == "rows"]
+        assert rows == [(k, w) for k in range(2, n + 1) for w in range(1, n) if k * w == n]
+        assert {values["name"] for values in found} == set(SHAPES)
 
 
 def test_all_turns_of_a_conversation_are_in_one_half():
@@ -53,12 +51,15 @@ def test_all_turns_of_a_conversation_are_in_one_half():
 @pytest.mark.parametrize("seed", range(3))
 def test_a_half_chooses_by_its_own_texts_among_what_no_other_half_made(seed):
     generator = np.random.default_rng(seed)
-    candidates = {
-        "x": [*plain_shapes([4, 6]), *trees(COUNTS, 0, [4, 6], [1, 2, 3]), *trees(COUNTS, 1, [4, 6], [1, 2, 3])]
-    }
+    shapes = [(EITHER, n, each) for n in (4, 6) for each in plain_shapes(n).items()]
+    shapes += [(half, n, each) for half in (0, 1) for n in (4, 6) for each in trees(COUNTS, n, [1, 2, 3]).items()]
+    candidates = []
+    for made_on, n, (variant, values) in shapes:
+        keys = {"drafter": "x", "shape": values["name"], "budget": n, "variant": variant, "made_on": made_on}
+        candidates.append(Strategy(keys, {}, values))
     lines = [
-        {"drafter": "x", **each.keys, "half": half, "tokens": int(generator.integers(20, 60)), "rounds": 10}
-        for each in candidates["x"]
+        {**each.keys, "half": half, "tokens": int(generator.integers(20, 60)), "rounds": 10}
+        for each in candidates
         for half in (0, 1, 0, 1)
     ]
     chosen = choose(pd.DataFrame(lines), candidates)
@@ -66,16 +67,17 @@ def test_a_half_chooses_by_its_own_texts_among_what_no_other_half_made(seed):
     for line in chosen.to_dict("records"):
         able = [
             each
-            for each in candidates["x"]
-            if (each.shape, each.budget) == (line["shape"], line["budget"]) and each.half in (EITHER, line["half"])
+            for each in candidates
+            if {"shape": line["shape"], "budget": line["budget"]}.items() <= each.keys.items()
+            and each.keys["made_on"] in (EITHER, line["half"])
         ]
         totals = [
             sum(row["tokens"] for row in lines if row["half"] == line["half"] and each.keys.items() <= row.items())
             for each in able
         ]
         best = able[int(np.argmax(totals))]
-        assert (best.variant, best.half) == (line["variant"], line["made_on"])
-        assert json.loads(line["structure"]) == dict(best.structure)
+        assert (best.keys["variant"], best.keys["made_on"]) == (line["variant"], line["made_on"])
+        assert json.loads(line["structure"]) == best.structure
 
 
 def test_a_live_run_takes_all_of_its_rounds_and_the_host_what_is_no_call():
