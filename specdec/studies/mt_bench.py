@@ -7,10 +7,10 @@ import random
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 from pydantic import Field
@@ -34,14 +34,6 @@ NO_ANSWER = "ERROR"
 """The words that FastChat writes in the place of a turn that could not be answered."""
 
 Temperature = Annotated[float, Field(ge=0.0)]
-
-
-class ModelAnswer(NamedTuple):
-    """The answers to a question."""
-
-    question_id: int | str
-    choices: Sequence[Sequence[str]]  # turns of each choice, of which the judge reads the first
-    seconds: float  # Unix time
 
 
 @typed
@@ -100,7 +92,7 @@ class MtBench(Study):
         prepare(parts, max(asked, key=lambda prompt: len(prompt.tokens)))
         capacity = parts.target.context_length + parts.primary.structure.nodes + 1
         lines: list[dict[str, Any]] = []
-        given: dict[str, list[ModelAnswer]] = {PLAIN: [], drafter: []}
+        given: dict[str, list[dict[str, Any]]] = {PLAIN: [], drafter: []}
         with bench.progress("answering", len(asked) * len(given)) as advance:
             for temperature, several in sorted(by_temperature.items()):
                 drafting = replace(parts.primary, drafter=bench.at_temperature(temperature, capacity))
@@ -114,9 +106,9 @@ class MtBench(Study):
                     order = list(arms)
                     random.Random(f"{bench.plan.seed}/{prompt.id}").shuffle(order)
                     for arm in order:
-                        turns = self._answered(bench, arm, prompt, temperature, lines)
-                        answer = ModelAnswer(asked[prompt]["question_id"], turns, time.time())
-                        given[arm.keys["method"]].append(answer)
+                        choices = self._answered(bench, arm, prompt, temperature, lines)
+                        answer = {"question_id": asked[prompt]["question_id"], "choices": choices}
+                        given[arm.keys["method"]].append(answer | {"tstamp": time.time()})
                         advance()
         wanted = self._config.choices * sum(1 + len(prompt.follow_ups) for prompt in asked)
         questions = (json.dumps(question) + "\n" for question in asked.values())
@@ -150,11 +142,11 @@ class MtBench(Study):
 
     def _answered(
         self, bench: Bench, arm: StudyArm, prompt: Prompt, temperature: float, lines: list[dict[str, Any]]
-    ) -> list[list[str]]:
-        """Answer all turns of a question as often as asked for; return the turns of each choice, and add a line of
-        `outputs` for each turn.
+    ) -> list[dict[str, Any]]:
+        """Answer all turns of a question as often as asked for; return the choices as FastChat has them, and add a line
+        of `outputs` for each turn.
         """
-        choices: list[list[str]] = []
+        choices: list[dict[str, Any]] = []
         for choice in range(self._config.choices):
             turns: list[str] = []
             answers: dict[str, tuple[int, ...]] = {}
@@ -169,7 +161,7 @@ class MtBench(Study):
                 if arm.keys["method"] == PLAIN:
                     bench.written.append(replace(stream, generated=output.tokens))
             missing = 1 + len(prompt.follow_ups) - len(turns)
-            choices.append(turns + [NO_ANSWER] * missing)
+            choices.append({"index": choice, "turns": turns + [NO_ANSWER] * missing})
         return choices
 
 
@@ -177,19 +169,15 @@ def _turn(prompt: Prompt) -> Stream:
     return Stream(prompt.id, prompt.category, prompt.tokens, ())
 
 
-def write_answers(folder: Path, model_id: str, answers: Iterable[ModelAnswer]) -> Path:
-    """Write and return `folder`/model_answer/`model_id`.jsonl, a line for each question in the order of their ids."""
+def write_answers(folder: Path, model_id: str, answers: Iterable[Mapping[str, Any]]) -> Path:
+    """Write and return `folder`/model_answer/`model_id`.jsonl, a line for each question in the order of their ids.
+
+    answers: by question_id, choices (of which the judge reads the first) and tstamp (Unix time).
+    """
     path, lines = folder / "model_answer" / f"{model_id}.jsonl", []
-    for answer in sorted(answers, key=lambda answer: (isinstance(answer.question_id, str), answer.question_id)):
-        choices = [{"index": index, "turns": list(turns)} for index, turns in enumerate(answer.choices)]
-        content = json.dumps([model_id, answer.question_id, choices, answer.seconds])
-        record = {
-            "question_id": answer.question_id,
-            "answer_id": uuid.uuid5(uuid.NAMESPACE_URL, content).hex,
-            "model_id": model_id,
-            "choices": choices,
-            "tstamp": answer.seconds,
-        }
+    for answer in sorted(answers, key=lambda each: (isinstance(each["question_id"], str), each["question_id"])):
+        own = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps([model_id, *answer.values()])).hex
+        record = {"question_id": answer["question_id"], "answer_id": own, "model_id": model_id, **answer}
         lines.append(json.dumps(record) + "\n")
     write_atomically(path, "".join(lines))
     return path
