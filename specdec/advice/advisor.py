@@ -7,7 +7,7 @@ to files, not to a tracking run.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -337,17 +337,13 @@ class _Advisor:
 
     def _costs(self) -> Costs:
         """Return costs over t(1) of the same calibration, so that a machine that changes its speed changes no ratio."""
-
-        def mean(ratio: Callable[[Calibration, dict[int, float]], float]) -> float:
-            return fmean(ratio(*pair) for pair in zip(self._calibrations, self._accepts, strict=True))
-
-        verify = {n - 1: mean(lambda c, _, n=n: c.t(n) / c.t(1)) for n in self._calibrations[0].calls}  # type: ignore[misc]
+        calibrations, pairs = self._calibrations, list(zip(self._calibrations, self._accepts, strict=True))
+        verify = {n - 1: fmean(c.t(n) / c.t(1) for c in calibrations) for n in calibrations[0].calls}
         draft = {0: 0.0}
         for gamma, shape in self._shapes.items():
-            seen = [c for c in self._calibrations if c.drafts[gamma]]
-            if seen:
-                draft[shape.nodes] = fmean(median(c.drafts[gamma]) / c.t(1) for c in seen)
-        accept = {n: mean(lambda c, a, n=n: (a[n] - a[0]) / c.t(1)) for n in self._accepts[0]}  # type: ignore[misc]
+            if ratios := [median(c.drafts[gamma]) / c.t(1) for c in calibrations if c.drafts[gamma]]:
+                draft[shape.nodes] = fmean(ratios)
+        accept = {n: fmean((a[n] - a[0]) / c.t(1) for c, a in pairs) for n in self._accepts[0]}
         return Costs(verify, draft, accept)
 
     def _table(self, gamma: int, costs: Costs, t1_s: float) -> pd.DataFrame:
