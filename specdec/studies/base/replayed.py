@@ -84,21 +84,14 @@ def replay(
     bench: Bench, strategies: Sequence[Strategy], streams: Sequence[Stream]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Replay every stream by every strategy; see `replay_grid`."""
-    with stage("replaying", told=False) as under_way:
-
-        def advance(done: int, of: int) -> None:
-            under_way.total = of
-            under_way.advance(done - under_way.done)
-            bench.heartbeat()
-
-        return replay_grid(
-            strategies,
-            streams,
-            target=bench.parts.target,
-            max_new_tokens=bench.parts.limit,
-            workers=bench.plan.measurement.workers or len(affinity()),
-            progress=advance,
-        )
+    return replay_grid(
+        strategies,
+        streams,
+        target=bench.parts.target,
+        max_new_tokens=bench.parts.limit,
+        workers=bench.plan.measurement.workers or len(affinity()),
+        heartbeat=bench.heartbeat,
+    )
 
 
 def replay_grid(
@@ -108,11 +101,11 @@ def replay_grid(
     target: Target,
     max_new_tokens: int,
     workers: int,
-    progress: Callable[[int, int], None] = lambda done, of: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Replay every stream by every strategy, shared out over `workers` processes; the same tables for any number of
     them. Drafters are built once, here, beside `target`: one that needs its model makes its tables now, and the
-    processes get what it made. `progress` is called with the tokens replayed so far and those to replay.
+    processes get what it made. `heartbeat` is called after each text.
 
     Returns:
         A table with a line for each strategy and stream: the strategy's keys, stream (its id), prompt (the unit of the
@@ -125,24 +118,24 @@ def replay_grid(
     Raises:
         UsageError: a drafter that does not look tokens up, or a structure that it cannot fill.
     """
-    replayer = _Replayer(_built(strategies, target), tuple(streams), max_new_tokens)
     work = list(product(range(len(strategies)), range(len(streams))))
     total = len(strategies) * sum(min(len(stream.generated), max_new_tokens) for stream in streams)
     lines: list[dict[str, Any]] = []
     counts: list[dict[str, Any]] = []
-    done = 0
-    for (strategy, number), (row, histograms) in zip(work, _results(replayer, work, workers), strict=True):
-        stream = streams[number]
-        key = {**strategies[strategy].keys, "stream": stream.id, "category": stream.category}
-        prompt, context = first_turn(stream.id), len(stream.prompt) - 1 + (row["tokens"] + 1) / 2
-        paths = sum(value * count for (name, _, value), count in histograms.items() if name == "allotment")
-        lines.append({**key, **row, "context": context, "paths": paths, "prompt": prompt})
-        counts += [
-            {**key, "histogram": name, "strategy": source, "value": value, "count": count, "prompt": prompt}
-            for (name, source, value), count in histograms.items()
-        ]
-        done += row["tokens"]
-        progress(done, total)
+    with stage("replaying", total=total, told=False) as under_way:
+        replayer = _Replayer(_built(strategies, target), tuple(streams), max_new_tokens)
+        for (strategy, number), (row, histograms) in zip(work, _results(replayer, work, workers), strict=True):
+            stream = streams[number]
+            key = {**strategies[strategy].keys, "stream": stream.id, "category": stream.category}
+            prompt, context = first_turn(stream.id), len(stream.prompt) - 1 + (row["tokens"] + 1) / 2
+            paths = sum(value * count for (name, _, value), count in histograms.items() if name == "allotment")
+            lines.append({**key, **row, "context": context, "paths": paths, "prompt": prompt})
+            counts += [
+                {**key, "histogram": name, "strategy": source, "value": value, "count": count, "prompt": prompt}
+                for (name, source, value), count in histograms.items()
+            ]
+            under_way.advance(row["tokens"])
+            heartbeat()
     return pd.DataFrame(lines), pd.DataFrame(counts)
 
 
