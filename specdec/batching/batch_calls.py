@@ -8,7 +8,7 @@ from torch import Tensor
 from specdec.batching.batch_target import BatchTarget
 from specdec.drafters.base import Drafter
 from specdec.drafters.base.contract import BatchDrafter
-from specdec.records import EMPTY, Draft, TextStart, Tree
+from specdec.records import EMPTY, Draft, TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.timing.calls import Calibration
@@ -26,10 +26,6 @@ class EverySlot:
         self.slots = range(target.slots)
         self.drafts: dict[int, Draft] = dict.fromkeys(self.slots, EMPTY)
 
-    def as_target(self) -> Target:
-        """Return a target whose calls are those of the whole batch: what times calls times these."""
-        return _BatchAsTarget(self)
-
     def calibrate(self, measure: Callable[[Target, Drafter], Calibration], drafter: Drafter) -> Calibration:
         """Return what `measure` finds of calls on the whole batch, shared evenly by its sequences.
 
@@ -37,7 +33,7 @@ class EverySlot:
             measure: is given the batch as a target and as a drafter.
             drafter: that the batched one drafts like.
         """
-        found = measure(_BatchAsTarget(self), _BatchAsDrafter(self, drafter))
+        found = measure(BatchAsTarget(self), _BatchAsDrafter(self, drafter))
 
         def shared(times: dict[int, list[float]]) -> dict[int, list[float]]:
             return {size: [each / len(self.slots) for each in measured] for size, measured in times.items()}
@@ -46,17 +42,14 @@ class EverySlot:
         return replace(found, calls=shared(found.calls), draft=draft, drafts=shared(found.drafts))
 
 
-class _BatchAsTarget(Target):
-    """A call evaluates root and draft in every slot: the slots' own drafts, or another one in all of them."""
+class BatchAsTarget(Target):
+    """A target whose calls evaluate root and draft in every slot: the slots' own drafts, or another one in all."""
 
     def __init__(self, batch: EverySlot) -> None:
         self._batch, own = batch, batch.target.target
         self.vocab_size, self.context_length, self.end_tokens = own.vocab_size, own.context_length, own.end_tokens
         self.device, self.sampling, self.model = own.device, own.sampling, own.model
         self.capabilities = own.capabilities
-
-    def room(self, tree: Tree) -> int:
-        return self._batch.target.room(tree)
 
     def start(self, text: TextStart) -> None:
         self._batch.target.reserve(text.capacity)

@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec.errors import NumericsError, UsageError
 from specdec.models.memory import available_bytes
 from specdec.models.ragged_decoder import RaggedDecoder
-from specdec.records import Draft, TextStart, Tree
+from specdec.records import Draft, TextStart
 from specdec.sampling import checked_probabilities
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
@@ -33,10 +33,6 @@ class BatchTarget(ABC):
         self.target, self.slots = target, slots
         self.states: dict[int, Tensor] = {}
         self.logits: dict[int, Tensor] = {}
-
-    def room(self, tree: Tree) -> int:
-        """Return the tokens that root and draft take in the cache of a text."""
-        return 1 + len(tree)
 
     def reserve(self, capacity: int) -> None:
         """Make room for texts, unless there is; those that were there are forgotten. To be called before `start`.

@@ -96,7 +96,7 @@ def decode_batch(
     """
     batch = _Batch(target, drafter, structure, clock)
     longest = max((len(each.prompt) + each.max_new_tokens for each in requests), default=0)
-    target.reserve(longest + target.room(structure.tree))
+    target.reserve(longest + target.target.room(structure.tree))
     drafter.reserve(longest + structure.nodes + 1)
     waiting = deque(enumerate(requests))
     done: dict[int, Generation] = {}
@@ -144,7 +144,7 @@ class _Batch:
         slot, prompt = self.free.pop(), tuple(request.prompt)
         began = self.clock.mark()
         length = len(prompt) + request.max_new_tokens
-        self.target.start(slot, TextStart(prompt, length + self.target.room(self.structure.tree)))
+        self.target.start(slot, TextStart(prompt, length + self.target.target.room(self.structure.tree)))
         drafts = TextStart(
             prompt,
             length + self.structure.nodes + 1,

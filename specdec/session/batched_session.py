@@ -38,7 +38,7 @@ class BatchedSession(Session):
         longest = len(self._parts.longest_prompt.tokens) + self._parts.limit
         for arm in (*self._parts.plain, *self._parts.speculative):
             target, _ = self._batched(arm)
-            rooms = [target.room(each.structure.tree) for each in (*self._parts.plain, *self._parts.speculative)]
+            rooms = [arm.target.room(each.structure.tree) for each in (*self._parts.plain, *self._parts.speculative)]
             target.reserve(longest + max(rooms))
 
     @property

@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 
 from specdec.analysis.cost.cost_report import CostReport, cost_report
-from specdec.batching.batch_calls import EverySlot
+from specdec.batching.batch_calls import BatchAsTarget, EverySlot
 from specdec.batching.batch_drafter import batch_drafter
 from specdec.batching.batch_target import BatchTarget, batch_target
 from specdec.batching.decode_batch import BatchDecoded, BatchStep, decode_batch
@@ -235,7 +235,7 @@ class _Rig:
         longest = max(len(prompt.tokens) for prompt in self.prompts) + self.bench.parts.limit
         contexts, rows = self._contexts(), self.bench.plan.measurement.cost_rows
         timed = max(contexts) + 1 + rows if contexts else 0
-        capacity = max(longest + self.target.room(chain_tree(self.gamma)), timed)
+        capacity = max(longest + parts.target.room(chain_tree(self.gamma)), timed)
         try:
             self.target.reserve(capacity)
         except UsageError as error:
@@ -282,7 +282,7 @@ class _Rig:
         contexts = self._contexts()
         if not contexts:
             return None
-        alone = EverySlot(_sized(self.target, 1), _sized(self.drafters[PLAIN[0]], 1)).as_target()
+        alone = BatchAsTarget(EverySlot(_sized(self.target, 1), _sized(self.drafters[PLAIN[0]], 1)))
         timer = self.bench.timer("cost", measurement.cost_calls, measurement.cost_seconds)
         sizes = call_sizes(measurement.cost_rows, measurement.cost_dense)
         grid = time_calls(alone, self.prompts[0].tokens, sizes, contexts, timer)
