@@ -402,10 +402,10 @@ def _assumptions(found: ServingNumbers) -> Section:
 
 
 def closed_check(tables: Tables) -> pd.DataFrame:
-    """Return a line for each batch and gamma that study `batching` measured: batch, gamma, measured, low, high (tokens
-    per second while every slot was in use, over repeats), by_steps and by_model (simulated with the measured seconds of
-    a step, and with those of the cost model), tokens (per round and sequence, simulated over measured) and step
-    (seconds by the cost model over measured).
+    """Return a line for each batch and gamma that study `batching` measured: batch, gamma, measured with _low and _high
+    (tokens per second while every slot was in use, over repeats), by_steps and by_model (simulated with the measured
+    seconds of a step, and with those of the cost model), tokens (per round and sequence, simulated over measured) and
+    step (seconds by the cost model over measured).
     """
     lines = []
     for (batch, gamma), mine in tables["measured_batches"].groupby(["batch", "gamma"]):
@@ -415,44 +415,40 @@ def closed_check(tables: Tables) -> pd.DataFrame:
         if closed.empty:
             continue
         by_steps, by_model = (closed.loc[by, sums.index].astype(float) for by in ("measured", "model"))
-        line: dict[str, float] = {"batch": int(batch), "gamma": int(gamma)}
-        line |= {"measured": rates.estimate, "low": rates.low, "high": rates.high}
-        line |= {
+        measured = {"measured": rates.estimate, "measured_low": rates.low, "measured_high": rates.high}
+        simulated = {
             "by_steps": by_steps["tokens"] / by_steps["seconds"],
             "by_model": by_model["tokens"] / by_model["seconds"],
+            "tokens": by_steps["tokens"] / by_steps["steps"] / (sums["tokens"] / sums["steps"]),
+            "step": by_model["seconds"] / by_model["steps"] / (sums["seconds"] / sums["steps"]),
         }
-        line["tokens"] = by_steps["tokens"] / by_steps["steps"] / (sums["tokens"] / sums["steps"])
-        lines.append(line | {"step": by_model["seconds"] / by_model["steps"] / (sums["seconds"] / sums["steps"])})
+        lines.append({"batch": int(batch), "gamma": int(gamma), **measured, **simulated})
     return pd.DataFrame(lines)
 
 
 def _check(check: pd.DataFrame) -> Section:
     text, inside = [], {}
     for by, words in (("by_steps", "its measured seconds of a step"), ("by_model", "the cost model")):
-        ratios, inside[by] = check[by] / check["measured"], check[by].between(check["low"], check["high"])
+        ratios, within = check[by] / check["measured"], check[by].between(check["measured_low"], check["measured_high"])
+        inside[f"{by}_inside"] = np.where(within, "yes", "no")
         text.append(
             f"With all slots full and {words}, the simulation gives {ratios.median():.2f} times the tokens per second "
             f"that study 'batching' measured, in the median of {len(check)} batches and gammas ({ratios.min():.2f} to "
-            f"{ratios.max():.2f}); {inside[by].sum()} of {len(check)} lie within the 95% interval of the measurement."
+            f"{ratios.max():.2f}); {within.sum()} of {len(check)} lie within the 95% interval of the measurement."
         )
     text.append(
         "What a ratio misses is the product of the last two columns: tokens per round, because other texts are "
         "served, and the seconds of a step, which the cost model knows from calls on one sequence. Prefills are in "
         "neither."
     )
-    shown = {
-        "batch": check["batch"],
-        "gamma": check["gamma"],
-        "measured, tokens/s": [f"{Interval(*line):.3g}" for line in check[["measured", "low", "high"]].to_numpy()],
-        "simulated, measured steps": check["by_steps"].map("{:.3g}".format),
-        "inside": np.where(inside["by_steps"], "yes", "no"),
-        "simulated, cost model": check["by_model"].map("{:.3g}".format),
-        "inside it": np.where(inside["by_model"], "yes", "no"),
-        "tokens per round, simulated over measured": check["tokens"].map("{:.2f}".format),
-        "step, cost model over measured": check["step"].map("{:.2f}".format),
-    }
+    columns = {"batch": "batch", "gamma": "gamma", "measured, tokens/s": "measured:.3g",
+               "simulated, measured steps": "by_steps:.3g", "inside": "by_steps_inside",
+               "simulated, cost model": "by_model:.3g", "inside it": "by_model_inside",
+               "tokens per round, simulated over measured": "tokens:.2f",
+               "step, cost model over measured": "step:.2f"}  # fmt: skip
+    shown = listed(check.assign(**inside), columns)
     caption = "Simulated against measured: closed loop, prefill apart"
-    return Section("Simulated against measured batches", tuple(text), ((caption, pd.DataFrame(shown)),))
+    return Section("Simulated against measured batches", tuple(text), ((caption, shown),))
 
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "serving.json"
