@@ -11,7 +11,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .comparisons import ReplayedSpeedups, interval, printed, tokens_per_call
+from .comparisons import ReplayedSpeedups, interval, listed, printed, tokens_per_call
 from .figures import pictures, style
 from .intervals import Interval
 from .pages.html import Chapter
@@ -149,6 +149,9 @@ def topk_sets(studies: Sequence[Labelled]) -> list[Section]:
 
 
 _SHARES = {"of_rows": "rows", "of_wins": "accepted\nrows", "tokens": "accepted\ntokens"}
+_CONTRIBUTION = {"prompt set": "label", "tokens per call": "call", "strategy": "strategy",
+                 "share of rows": "of_rows:.0%", "rounds won": "wins:.0%", "share of accepted tokens": "tokens:.0%",
+                 "accepted length when it wins": "length:.2f"}  # fmt: skip
 
 
 def ablation_sets(studies: Sequence[Labelled]) -> list[Section]:
@@ -170,18 +173,9 @@ def ablation_sets(studies: Sequence[Labelled]) -> list[Section]:
         shared.append(f"{each.label}: {said or 'nothing was proposed'}")
         shares[each.label] = {line["strategy"]: [interval(line, key) for key in _SHARES] for line in lines}
         lengths[each.label] = {name: distribution(histograms, replay, "accepted", name, about) for name in names}
-        rows += [
-            {
-                "prompt set": each.label,
-                "tokens per call": f"{interval(tokens, 'tokens'):.2f}",
-                "strategy": line["strategy"],
-                "share of rows": f"{interval(line, 'of_rows'):.0%}",
-                "rounds won": f"{interval(line, 'wins'):.0%}",
-                "share of accepted tokens": f"{interval(line, 'tokens'):.0%}",
-                "accepted length when it wins": f"{interval(line, 'length'):.2f}",
-            }
-            for line in lines
-        ]
+        if names:
+            called = parts.assign(label=each.label, call=f"{interval(tokens, 'tokens'):.2f}")
+            rows.append(listed(called, _CONTRIBUTION))
     strategies_of_all = list(dict.fromkeys(name for each in shares.values() for name in each))
     none = [Interval(0.0)] * len(_SHARES)
     offered = {label: {name: each.get(name, none) for name in strategies_of_all} for label, each in shares.items()}
@@ -198,7 +192,8 @@ def ablation_sets(studies: Sequence[Labelled]) -> list[Section]:
     figures = (("contribution_sets", who), ("length_sets", far))
     text = (f"Share of the accepted draft tokens, by prompt set: {'; '.join(shared)}.", *caveats(studies))
     caption = "Contribution by prompt set and strategy, with 95% prompt-bootstrap intervals"
-    return [Section("Contribution of strategies, by prompt set", text, ((caption, pd.DataFrame(rows)),), figures)]
+    table = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame()
+    return [Section("Contribution of strategies, by prompt set", text, ((caption, table),), figures)]
 
 
 def _share_bars(groups: dict[str, dict[str, list[Interval]]], title: str, ticks: list[str], below: str) -> Figure:

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import NullFormatter
 from scipy.optimize import isotonic_regression
 
 from ..comparisons import finite
@@ -456,11 +456,9 @@ def _heat_maps(cells: Mapping[str, pd.DataFrame], *, title: str, caption: str) -
         panel.set_ylabel("k, rows")
     for panel in panels[-1]:
         panel.set_xlabel("w, draft tokens in a row")
-    bar = figure.colorbar(image, ax=panels, shrink=0.9, pad=0.02)
     ticks = [level for level in (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if level <= top]
-    bar.ax.yaxis.set_major_locator(FixedLocator(ticks))
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    bar.ax.yaxis.set_minor_locator(NullLocator())
+    bar = figure.colorbar(image, ax=panels, shrink=0.9, pad=0.02, ticks=ticks, format="{x:g}")
+    bar.minorticks_off()
     bar.set_label("t(k, w) / t(1, 1)")
     return figure
 
@@ -506,7 +504,7 @@ def _operations(axes: Axes, products: pd.DataFrame) -> None:
     bound = float(products["threshold"].iloc[0])
     axes.axhline(bound, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED, label=f"this machine's {bound:.3g}")
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel("operations per byte")
     style.legend_above(axes, 2)
