@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field
 
+from specdec.analysis.studies.equal_budget import KEYS
 from specdec.config import AtLeastOne, typed
 from specdec.prompts import first_turn
 from specdec.replay.rank_accuracy import RankCounts, rank_counts
@@ -25,7 +26,6 @@ from specdec.theory.trees import best_tree
 from specdec.timing.calls import call_sizes
 from specdec.timing.shapes import Shape
 
-KEYS = ["drafter", "shape", "budget"]
 PLAIN = {"drafter": "", "shape": "plain", "budget": 0}
 SHAPES = ("chain", "rows", "tree")
 EITHER = -1

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field
 
+from specdec.analysis.studies.lenience import PLAIN, STRICT
 from specdec.config import AtLeastOne, typed
 from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
@@ -24,9 +25,6 @@ from specdec.studies.base.live_runs import StudyArm, interleaved, outputs_of, wa
 from specdec.verifiers.lenient import Lenient, LenientConfig
 
 Form = Literal["sampled", "greedy"]
-
-PLAIN = 0.0
-"""In place of a lenience, of texts that were decoded without drafts."""
 
 
 @typed
@@ -69,7 +67,7 @@ class Lenience(Study):
                 f"Bad value drafter={own['name']}: study 'lenience' needs one whose alpha can be read off a text at "
                 "any temperature, such as small_model; use another."
             )
-        leniences = sorted({1.0, *config.leniences}, reverse=True)  # 1 always, because others are compared with it
+        leniences = sorted({STRICT, *config.leniences}, reverse=True)  # others are compared with the strict rule
         values = {str(own["name"]): own, **{name: composed_parts(name)["drafter"] for name in config.others}}
         longest = max(len(prompt.tokens) for prompt in parts.prompts.prompts)
         capacity = longest + parts.limit + parts.primary.structure.nodes + 1
@@ -91,7 +89,7 @@ class Lenience(Study):
                 StudyArm({"form": form, "lenience": lenience}, replace(drafting, verifier=rule), draws=form)
                 for lenience, rule in rules.items()
             ]
-            plain = StudyArm({"form": form, "lenience": PLAIN}, replace(parts.baseline, verifier=rules[1.0]), form)
+            plain = StudyArm({"form": form, "lenience": PLAIN}, replace(parts.baseline, verifier=rules[STRICT]), form)
             warm_up(bench, [plain, *arms], streams[0])
             decoded = list(interleaved(bench, [plain, *arms], streams, config.repeats))
             outputs.append(outputs_of(bench, decoded, likelihood=True))

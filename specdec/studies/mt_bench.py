@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field
 
+from specdec.analysis.studies.mt_bench import PLAIN
 from specdec.config import AtLeastOne, typed
 from specdec.drafters import drafters
 from specdec.errors import UsageError
@@ -26,7 +27,6 @@ from specdec.studies.base.live_runs import Decoded, StudyArm, warm_up
 from specdec.text.streams import Stream
 from specdec.text.writing import write_atomically
 
-PLAIN = "plain"
 FOLDER = "data/mt_bench"
 """The folder below the run's, as FastChat (lm-sys/FastChat) names it below fastchat/llm_judge. It has `question.jsonl`
 and for each model `model_answer/MODEL_ID.jsonl`, all ASCII, because FastChat opens files in the machine's encoding."""
