@@ -148,12 +148,13 @@ class Batching(Study):
                 for name in rig.made:
                     gammas = [gamma for other, gamma in self._arms(rig) if other == name]
                     found = rig.calibration(name, gammas, batch, prompt, self._config.calls)
-                    here = {"batch": batch, "context": found.context - 1}
-                    calls += [
-                        {**here, "tokens": tokens, "call": call, "seconds": each * batch}
-                        for tokens, times in found.calls.items()
-                        for call, each in enumerate(times)
-                    ]
+                    for tokens, times in found.calls.items():
+                        here = {"batch": batch, "context": found.context - 1, "tokens": tokens}
+                        model_s = nan if cost is None else cost.seconds(batch * tokens, here["context"], batch)
+                        calls += [
+                            {**here, "call": call, "seconds": each * batch, "model_s": model_s}
+                            for call, each in enumerate(times)
+                        ]
                     # A draft that proposed nothing has no time of its own in the calibration: it costs next to nothing.
                     drafts += [
                         {"drafter": name, "gamma": gamma, "batch": batch, "call": call, "seconds": each * batch}
@@ -161,9 +162,6 @@ class Batching(Study):
                         for call, each in enumerate(found.drafts[gamma] or [0.0])
                     ]
                     advance()
-        for call in calls:
-            batch, tokens = call["batch"], call["tokens"]
-            call["model_s"] = nan if cost is None else cost.seconds(batch * tokens, call["context"], batch)
         return report, pd.DataFrame(calls), pd.DataFrame(drafts)
 
     def _live(self, bench: Bench, rig: "_Rig") -> tuple[pd.DataFrame, pd.DataFrame]:

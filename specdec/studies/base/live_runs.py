@@ -23,7 +23,6 @@ from specdec.targets.base import Target
 from specdec.text.streams import Stream
 
 WARM = 4  # tokens of a run that is not counted
-HOST = ("nodes", "draft_s", "overhead_s")
 OUTPUTS = ("repeat", "stream", "prompt", "category", "tokens", "rounds", "seconds", "draft_s", "verify_s", "offered",
            "nodes", "accepted", "rejected", "offers", "identical", "tv", "otherwise")  # fmt: skip
 """Columns of a text, behind the keys of its arm.
@@ -154,15 +153,15 @@ def host_times(
     tokens: int,
     average: Callable[[Sequence[float]], float] = mean,
 ) -> pd.DataFrame:
-    """Return repeat, the keys of each arm, and `HOST` in the rounds of a run of `tokens`: mean nodes of a draft, and
-    the average seconds of drafting and of everything but draft and call.
+    """Return repeat, the keys of each arm, and of the rounds of a run of `tokens`: nodes (mean of a draft), and the
+    average seconds of drafting (draft_s) and of everything but draft and call (overhead_s).
     """
     warm_up(bench, arms, stream)
     lines: list[dict[str, Any]] = []
     for repeat in range(repeats):
         for arm in arms:
             nodes, drafts, rest = host_seconds(arm.decode(bench, stream, tokens=tokens), bench.clock)
-            host = dict(zip(HOST, (mean(nodes), average(drafts), average(rest)), strict=True))
+            host = {"nodes": mean(nodes), "draft_s": average(drafts), "overhead_s": average(rest)}
             lines.append({"repeat": repeat, **arm.keys, **host})
             bench.heartbeat()
     return pd.DataFrame(lines)
