@@ -94,14 +94,12 @@ class EqualBudget(Study):
         sizes: list[Shape] = [(1, n - 1) for n in sorted(tokens)]
         probed = choices[choices["half"] == 0]
         if bench.simulated:
-            contexts = sorted(set(self._config.contexts))
-            times = bench.simulated_calls(sizes, contexts)
             drafting = [({name: line[name] for name in KEYS}, line["budget"]) for line in probed.to_dict("records")]
-            host = bench.simulated_host([(PLAIN, 0), *drafting], contexts[len(contexts) // 2])
+            contexts = sorted(set(self._config.contexts))
+            times = bench.simulated_times(sizes, contexts, [(PLAIN, 0), *drafting])
         else:
             config, parts, stream = self._config, bench.parts, streams[0]
-            times = bench.time_calls(stream.prompt, sizes, config.contexts, config.calls, config.seconds)
-            times = times.assign(repeat=0)
+            calls = bench.time_calls(stream.prompt, sizes, config.contexts, config.calls, config.seconds)
             arms = [StudyArm(PLAIN, replace(parts.baseline, verifier=parts.primary.verifier))]
             for line in probed.to_dict("records"):
                 structure = structures.build(json.loads(line["structure"]))
@@ -110,13 +108,8 @@ class EqualBudget(Study):
             longest = len(stream.prompt) + config.probe_tokens + 2 * self._budgets[-1] + 2
             parts.target.prepare({each.arm.structure.nodes + 1 for each in arms}, longest)
             host = host_times(bench, arms, stream, 1, config.probe_tokens, average=median)
-        return {
-            "replay": table,
-            "choices": choices,
-            "accuracy": pd.DataFrame(counted),
-            "block_times": times,
-            "host_times": host,
-        }
+            times = {"block_times": calls.assign(repeat=0), "host_times": host}
+        return {"replay": table, "choices": choices, "accuracy": pd.DataFrame(counted), **times}
 
 
 def plain_shapes(n: int) -> dict[str, dict[str, Any]]:

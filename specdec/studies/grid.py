@@ -72,12 +72,9 @@ class RowsGrid(Study):
                           {(low + high) // 2})  # fmt: skip
         if bench.simulated:  # by the cost model of a target without a model
             keys = [({"k": k, "w": w}, k * w) for k, w in sorted([*self._corners(), PLAIN])]
-            tables = {
-                "block_times": bench.simulated_calls([PLAIN, *cells], contexts),
-                "host_times": bench.simulated_host(keys, contexts[len(contexts) // 2]),
-                **dict.fromkeys(("live", "whole"), pd.DataFrame(columns=["k", "w", *OUTPUTS, "dtype"])),
-            }
-            return {"replay": table, **tables}
+            simulated = bench.simulated_times([PLAIN, *cells], contexts, keys)
+            none = pd.DataFrame(columns=["k", "w", *OUTPUTS, "dtype"])
+            return {"replay": table, **simulated, "live": none, "whole": none}
         config, parts = self._config, bench.parts
         prepare_target(bench, shapes.values(), streams, contexts[-1])
         times = bench.time_calls(

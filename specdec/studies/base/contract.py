@@ -155,30 +155,27 @@ class Bench:
         timer = self.timer("blocks", calls, seconds)
         return time_shapes(self.parts.target, prompt, shapes, contexts, timer, evaluations)
 
-    def simulated_calls(self, shapes: Sequence[Shape], contexts: Sequence[int]) -> pd.DataFrame:
-        """Return calls as `time_calls` does, with `repeat`, in the seconds of the cost model: one of each shape."""
-        target = self.parts.target
-        assert isinstance(target, Replay)
-        lines: list[dict[str, Any]] = []
-        for context, (k, w) in itertools.product(contexts, shapes):
-            tokens = tokens_evaluated(k, w, target.evaluation)
-            cell = {"k": k, "w": w, "context": context, "evaluation": target.evaluation, "rows_evaluated": tokens}
-            seconds = target.cost.seconds(tokens, context, k if target.evaluation == "rows" and w else 1)
-            lines.append({**cell, "call": 0, "seconds": seconds, "missing": "", "repeat": 0})
-        return pd.DataFrame(lines)
+    def simulated_times(
+        self, shapes: Sequence[Shape], contexts: Sequence[int], arms: Iterable[tuple[Mapping[str, Any], int]]
+    ) -> dict[str, pd.DataFrame]:
+        """Return times in the seconds of the cost model: `block_times` as `time_calls` has them, with `repeat`, one
+        call of each shape; and `host_times` as `live_runs.host_times` has them, at the middle one of `contexts`.
 
-    def simulated_host(self, arms: Iterable[tuple[Mapping[str, Any], int]], context: int) -> pd.DataFrame:
-        """Return times as `live_runs.host_times` does, in the seconds of the cost model.
-
-        arms: keys, and nodes of a draft, which is looked up; context: cached tokens.
+        arms: keys, and nodes of a draft, which is looked up.
         """
         target = self.parts.target
         assert isinstance(target, Replay)
-        cost, lines = target.cost, []
+        cost, calls, host = target.cost, list[dict[str, Any]](), list[dict[str, Any]]()
+        for context, (k, w) in itertools.product(contexts, shapes):
+            tokens = tokens_evaluated(k, w, target.evaluation)
+            cell = {"k": k, "w": w, "context": context, "evaluation": target.evaluation, "rows_evaluated": tokens}
+            seconds = cost.seconds(tokens, context, k if target.evaluation == "rows" and w else 1)
+            calls.append({**cell, "call": 0, "seconds": seconds, "missing": "", "repeat": 0})
+        middle = contexts[len(contexts) // 2]
         for keys, nodes in arms:
-            draft = cost.lookup_seconds(cost.seconds(nodes + 1, context)) if nodes else 0.0
-            lines.append({"repeat": 0, **keys, "nodes": float(nodes), "draft_s": draft, "overhead_s": cost.overhead_s})
-        return pd.DataFrame(lines)
+            draft = cost.lookup_seconds(cost.seconds(nodes + 1, middle)) if nodes else 0.0
+            host.append({"repeat": 0, **keys, "nodes": float(nodes), "draft_s": draft, "overhead_s": cost.overhead_s})
+        return {"block_times": pd.DataFrame(calls), "host_times": pd.DataFrame(host)}
 
 
 class Study(ABC):
