@@ -390,10 +390,8 @@ def predicted_walks(texts: Sequence[tuple[int, Generation]], gammas: Sequence[in
     trace = make_trace(table, max(prompt for prompt, _ in texts) + 1)
     fit = fit_stretches(longest, offers, trace)
     lengths = np.array([len(text.tokens) for _, text in texts])
-    rounds, shares = {}, {}
-    for gamma in gammas:
-        rounds[gamma] = fit.rounds_of(gamma, lengths)[0]
-        shares[gamma] = fit.offered(gamma, lengths)
+    rounds = {gamma: fit.rounds_of(gamma, lengths)[0] for gamma in gammas}
+    shares = {gamma: fit.offered(gamma, lengths) for gamma in gammas}
     taken = np.bincount(table["prompt"]) / np.bincount([prompt for prompt, _ in texts], rounds[longest])
     return [
         {
