@@ -15,23 +15,16 @@ from specdec.timing.calls import Calibration
 
 
 class EverySlot:
-    """The same text in every slot of a batch, each slot with its own draft.
-
-    Attributes:
-        drafts: the last draft of each slot.
-    """
+    """The same text in every slot of a batch, each slot with its own draft."""
 
     def __init__(self, target: BatchTarget, drafter: BatchDrafter) -> None:
         self.target, self.drafter = target, drafter
         self.slots = range(target.slots)
-        self.drafts: dict[int, Draft] = dict.fromkeys(self.slots, EMPTY)
+        self.drafts: dict[int, Draft] = dict.fromkeys(self.slots, EMPTY)  # the last ones
 
     def calibrate(self, measure: Callable[[Target, Drafter], Calibration], drafter: Drafter) -> Calibration:
-        """Return what `measure` finds of calls on the whole batch, shared evenly by its sequences.
-
-        Args:
-            measure: is given the batch as a target and as a drafter.
-            drafter: that the batched one drafts like.
+        """Return what `measure` finds of calls on the whole batch, shared evenly by its sequences. It is given the
+        batch as a target, and as a drafter with the capabilities of `drafter`.
         """
         found = measure(BatchAsTarget(self), _BatchAsDrafter(self, drafter))
 

@@ -14,11 +14,8 @@ from specdec.targets.base import Target
 
 
 def batch_drafter(drafter: Drafter, target: Target, slots: int) -> BatchDrafter:
-    """Return a drafter of batches that drafts as `drafter` does: its own (`Drafter.batched`), or one for each slot.
-
-    Args:
-        target: that the drafter was made for.
-        slots: sequences that are decoded at once, at most.
+    """Return a drafter of at most `slots` texts at once that drafts as `drafter` does, which was made for `target`: its
+    own (`Drafter.batched`), or one for each slot.
     """
     own = drafter.batched(slots)
     return BatchDrafter([twin(drafter, target) for _ in range(slots)]) if own is None else own
@@ -33,12 +30,8 @@ def twin(drafter: Drafter, target: Target) -> Drafter:
 
 
 def _unchanged(value: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield the parts of a drafter that decoding does not change.
-
-    Those are networks, tokenizers, and tables of numbers outside a decoder, whose cache is the text's own.
-
-    Args:
-        seen: ids of objects that are not looked into again.
+    """Yield the parts of a drafter that decoding does not change: networks, tokenizers, and tables of numbers outside a
+    decoder, whose cache is the text's own. `seen` are ids of objects that are not looked into again.
     """
     if id(value) in seen or value is None or isinstance(value, str | bytes | int | float | type):
         return

@@ -22,36 +22,23 @@ from specdec.verifiers.base import Verifier
 
 @dataclass(frozen=True)
 class BatchStep:
-    """One cycle of draft, verify, accept and commit, of all active sequences together.
+    """One cycle of draft, verify, accept and commit, of all active sequences together; times are seconds."""
 
-    Attributes:
-        slots: active slots.
-        tokens: tokens appended to all texts together.
-        draft_s, verify_s, accept_s, commit_s: seconds of the step.
-        prefills: sequences that began right before it.
-        prefill_s: seconds that their prefills took.
-    """
-
-    slots: tuple[int, ...]
-    tokens: int
+    slots: tuple[int, ...]  # active ones
+    tokens: int  # appended to all texts together
     draft_s: float
     verify_s: float
     accept_s: float
     commit_s: float
-    prefills: int
-    prefill_s: float
+    prefills: int  # sequences that began right before it
+    prefill_s: float  # of those
 
 
 class BatchDecoded(NamedTuple):
-    """The result of `decode_batch`.
+    """The result of `decode_batch`."""
 
-    Attributes:
-        generations: one for each request, in their order.
-        steps: all steps, in their order.
-    """
-
-    generations: list[Generation]
-    steps: list[BatchStep]
+    generations: list[Generation]  # one for each request, in their order
+    steps: list[BatchStep]  # in their order
 
 
 @dataclass

@@ -71,10 +71,8 @@ def poisson(rate: float, texts: Sequence[ServedText], seed: int) -> Iterator[Arr
 
 def recorded_times(times: Sequence[float], rate: float, texts: Sequence[ServedText], seed: int) -> Iterator[Arrival]:
     """Yield arrivals without end whose gaps are those of recorded times, in their order, again and again, scaled to a
-    mean of `rate` per second; texts are drawn as for `poisson`.
-
-    Args:
-        times: seconds, ascending, at least two that differ.
+    mean of `rate` per second; texts are drawn as for `poisson`. `times` are seconds, ascending, at least two that
+    differ.
     """
     gaps = np.diff(np.asarray(times, dtype=float))
     gaps /= gaps.mean() * rate
@@ -95,12 +93,8 @@ def drawn_texts(
     count: int, alpha: float, prompt_tokens: int, output_tokens: int, deepest: int, seed: int
 ) -> tuple[ServedText, ...]:
     """Draw texts from a stated law: geometric output lengths, and draft tokens that agree with chance alpha by
-    position, independently (Leviathan et al., 2211.17192, section 3.1).
-
-    Args:
-        prompt_tokens: of every prompt.
-        output_tokens: the mean.
-        deepest: no draft is longer.
+    position, independently (Leviathan et al., 2211.17192, section 3.1). Every prompt has `prompt_tokens`, an output
+    `output_tokens` on average, and no draft is longer than `deepest`.
     """
     random = np.random.default_rng([seed, 2])
     texts = []

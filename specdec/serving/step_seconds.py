@@ -16,11 +16,7 @@ class StepSeconds(ABC):
 
     @abstractmethod
     def prefill(self, prompts: int, tokens: int) -> float:
-        """Return the seconds of one prefill of several prompts.
-
-        Args:
-            tokens: of all of them, those that are not prefilled apart.
-        """
+        """Return the seconds of one prefill of several prompts, whose tokens to prefill are `tokens` together."""
 
     @abstractmethod
     def step(self, batch: int, gamma: int, cached: float) -> float:
@@ -73,10 +69,7 @@ class MeasuredSteps(StepSeconds):
     """
 
     def __init__(self, seconds: Mapping[tuple[int, int], float], prefills: StepSeconds) -> None:
-        """
-        Args:
-            seconds: (batch, gamma) -> mean seconds of a step.
-        """
+        """Take the mean seconds of a step by batch and gamma."""
         self._prefills = prefills
         self._lines: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for gamma in sorted({depth for _, depth in seconds}):
