@@ -7,7 +7,6 @@ over the whole text, and are what they were in decoding up to rounding. The logi
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import torch
@@ -213,7 +212,7 @@ class RoundColumns:
     rejected: np.ndarray  # a rejection was observed
     strategy: np.ndarray  # of the same node, by its number in `strategies`
     strategies: tuple[str, ...]
-    proposals: Sequence[Proposal] | None = None  # the drafts themselves; None where they were not kept
+    proposals: Sequence[Proposal] | None = None  # the drafts themselves; None where the rounds follow without them
 
     def __len__(self) -> int:
         return len(self.position)
@@ -245,55 +244,35 @@ def walk(drafter: Lookup, structures: Sequence[Structure], request: Request, tex
 
 
 def replay_stream(drafter: Lookup, structure: Structure, stream: Stream, max_new_tokens: int) -> RoundColumns:
-    """Return the rounds in which greedy decoding writes `stream`, or its first `max_new_tokens`; with the drafts, where
-    the rounds do not follow without making them.
-    """
+    """Return the rounds in which greedy decoding writes `stream`, or its first `max_new_tokens`."""
     limit = stream.limit(max_new_tokens)
     text = stream.generated[:limit]
-    (possible,) = drafter.possible_rounds(stream.prompt, text, limit, [structure])
-    if possible is not None:
-        return taken(possible)
-    return _drafted(drafter, [structure], Request(stream.prompt, limit, reference=text), text, keep=True)[0]
+    return walk(drafter, [structure], Request(stream.prompt, limit, reference=text), text)[0]
 
 
 def _drafted(
-    drafter: Lookup, structures: Sequence[Structure], request: Request, text: Sequence[int], keep: bool = False
+    drafter: Lookup, structures: Sequence[Structure], request: Request, text: Sequence[int]
 ) -> list[RoundColumns]:
     """Lead a drafter along `text` and return its rounds with each structure."""
-    size, several = len(text), range(len(structures))
-    rows: list[list[tuple[int, ...]]] = [[] for _ in several]
-    strategies: list[list[str]] = [[] for _ in several]
-    proposals: list[list[Proposal]] = [[] for _ in several]
+    size = len(text)
+    strategies: dict[str, int] = {}  # name: number
+    rounds: list[list[tuple[int, ...]]] = [[] for _ in structures]
+    proposals: list[list[Proposal]] = [[] for _ in structures]
     # The loop runs once a round, a few microseconds long.
     for number, position, proposal, path in Led(drafter, None).steps(request, text, structures):
         tokens, tree, source = proposal
         accepted, last = len(path), path[-1] if path else -1
         # A draft that agrees to the end of the text was cut there: what came after it is not known.
         rejected = accepted < size - position and bool(tree.children[last + 1])
-        origin = source[max(last, 0)] if source else NONE
-        rows[number].append((position, tree.depth, len(tokens), len(tree.leaves), accepted, origin.rank, rejected))
-        strategies[number].append(origin.strategy)
-        if keep:
-            proposals[number].append(proposal)
+        name, rank = source[max(last, 0)] if source else NONE
+        strategy, leaves = strategies.setdefault(name, len(strategies)), len(tree.leaves)
+        rounds[number].append((position, tree.depth, len(tokens), leaves, accepted, rank, rejected, strategy))
+        proposals[number].append(proposal)
     made = []
-    for number in several:
-        columns = np.fromiter(chain.from_iterable(rows[number]), dtype=np.int32).reshape(-1, 7).T.copy()
-        names = tuple(dict.fromkeys(strategies[number]))
-        made.append(
-            RoundColumns(
-                tokens=size,
-                position=columns[0],
-                offered=columns[1],
-                nodes=columns[2],
-                leaves=columns[3],
-                accepted=columns[4],
-                rank=columns[5],
-                rejected=columns[6].astype(bool),
-                strategy=np.array([names.index(name) for name in strategies[number]], dtype=np.int16),
-                strategies=names,
-                proposals=proposals[number] if keep else None,
-            )
-        )
+    for rows, drafts in zip(rounds, proposals, strict=True):
+        *columns, rejected, strategy = np.array(rows, dtype=np.int32).reshape(-1, 8).T.copy()
+        numbers = rejected.astype(bool), strategy.astype(np.int16)
+        made.append(RoundColumns(size, *columns, *numbers, tuple(strategies), drafts))
     return made
 
 
@@ -306,23 +285,13 @@ def taken(possible: PossibleRounds) -> RoundColumns:
         begins.append(position)
         position = following[position]
     at = np.array(begins, dtype=np.int32)
-    offered, nodes, leaves, accepted, rank = (
-        column[at].astype(np.int32)
-        for column in (possible.offered, possible.nodes, possible.leaves, possible.accepted, possible.rank)
-    )
-    return RoundColumns(
-        tokens=size,
-        position=at,
-        offered=offered,
-        nodes=nodes,
-        leaves=leaves,
-        accepted=accepted,
-        # A draft that agrees to the end of the text was cut there: what came after it is not known.
-        rejected=~possible.ended[at] & (accepted < size - at),
-        strategy=(offered == 0).astype(np.int16),
-        strategies=(possible.strategy, NONE.strategy),
-        rank=rank,
-    )
+    columns = possible.offered, possible.nodes, possible.leaves, possible.accepted, possible.rank
+    offered, nodes, leaves, accepted, rank = (column[at].astype(np.int32) for column in columns)
+    # A draft that agrees to the end of the text was cut there: what came after it is not known.
+    rejected = ~possible.ended[at] & (accepted < size - at)
+    strategy = (offered == 0).astype(np.int16)
+    strategies = possible.strategy, NONE.strategy
+    return RoundColumns(size, at, offered, nodes, leaves, accepted, rank, rejected, strategy, strategies)
 
 
 def plain_columns(size: int) -> RoundColumns:

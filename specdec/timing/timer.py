@@ -51,8 +51,8 @@ class Timer:
         self.clock, self.limit, self.heartbeat = clock, seconds, heartbeat
         self._warm_up = 0
         self._dice = random.Random(generator.initial_seed())
-        self._marks: defaultdict[Hashable, list[tuple[object, object]]] = defaultdict(list)
-        self._waited: defaultdict[Hashable, list[float]] = defaultdict(list)
+        # Readings before and after each action of a case, and the seconds of it that were lost.
+        self._times: defaultdict[Hashable, list[tuple[object, object, float]]] = defaultdict(list)
 
     def passes(self, warm_up: int = 0, name: str = "") -> Iterator[int]:
         """Yield the number of each pass, from 0; the first times of every case, `warm_up` of them, are not counted.
@@ -78,18 +78,18 @@ class Timer:
 
     def _lacking(self, passes: int) -> bool:
         """Return True while another pass may give a case an undisturbed time that it lacks."""
-        hits = map(self._hits, self._marks)
+        hits = map(self._hits, self._times)
         return self.done < passes + self.calls and any(sum(hit) > len(hit) - self.calls for hit in hits if any(hit))
 
     @property
     def disturbed(self) -> int:
         """The number of cases that were never timed undisturbed."""
-        return sum(all(hits) for hits in map(self._hits, self._marks) if hits)
+        return sum(all(hits) for hits in map(self._hits, self._times) if hits)
 
     def _hits(self, case: Hashable) -> list[bool]:
         """Return which of the times of a case were disturbed; the device must be synchronised."""
-        times = zip(self._waited.get(case, []), self._marks.get(case, []), strict=True)
-        return [disturbed(waited, self.clock.seconds(*marks)) for waited, marks in times][self._warm_up :]
+        times = self._times.get(case, [])[self._warm_up :]
+        return [disturbed(waited, self.clock.seconds(*marks)) for *marks, waited in times]
 
     def shuffled(self, cases: Sequence[Case]) -> list[Case]:
         """Return the cases in random order."""
@@ -99,21 +99,20 @@ class Timer:
         """Do `action` and keep its time under `case`."""
         before, start = self.clock.watch.read(), self.clock.mark()
         result = action()
-        self._marks[case].append((start, self.clock.mark()))
-        self._waited[case].append(self.clock.watch.waited(before, self.clock.watch.read()))
+        end, after = self.clock.mark(), self.clock.watch.read()
+        self._times[case].append((start, end, self.clock.watch.waited(before, after)))
         return result
 
     def forget(self, case: Hashable) -> None:
         """Drop the last time of a case: it did not do what was to be timed."""
-        self._marks[case].pop()
-        self._waited[case].pop()
+        self._times[case].pop()
 
     def seconds(self, case: Hashable) -> list[float]:
         """Return the times of a case, in order, for disturbed ones the median of the others; empty where it was never
         timed.
         """
         self.clock.synchronize()
-        seconds = [self.clock.seconds(*pair) for pair in self._marks.get(case, [])[self._warm_up :]]
+        seconds = [self.clock.seconds(*marks) for *marks, _ in self._times.get(case, [])[self._warm_up :]]
         hit = self._hits(case)
         usual = median([each for each, was in zip(seconds, hit, strict=True) if not was] or [nan])
         return [usual if was and not isnan(usual) else each for each, was in zip(seconds, hit, strict=True)]
