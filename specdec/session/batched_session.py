@@ -79,11 +79,11 @@ class BatchedSession(Session):
         primary = self._parts.primary
         return EverySlot(*self._batched(primary)).calibrate(measure, primary.drafter)
 
-    def decode_ahead(self, prompts: Sequence[Prompt], repeat: int) -> None:
+    def decode_ahead(self, prompts: Sequence[Prompt], repeat: int, place: int) -> None:
         """Decode a group of prompts by every method, so that `run_prompt` finds what it asks for."""
         if not prompts:
             return  # an earlier sitting of the run has decoded all of them
-        self._first = self._places
+        self._first = place
         order = self._order(random.Random(f"{self._seed}/{repeat}/{prompts[0].id}"), self._first)
         self._decoded = {(repeat, prompt.id): {} for prompt in prompts}
         references: list[tuple[int, ...] | None] = [None] * len(prompts)

@@ -99,7 +99,7 @@ def measure(
         budget.lap("calibrating")
         ranks.expect_within(ranks.SILENCE_S)
         try:
-            _decode_all(parts, session, beginning, heartbeat, budget, known)
+            _decode_all(parts, session, beginning, heartbeat, budget, known, clock)
         finally:
             _write_peers(others, results, session.peer_lines)
             session.finish(budget.left_out)
@@ -171,6 +171,7 @@ def _decode_all(
     heartbeat: Callable[[], None],
     budget: TimeBudget,
     known: Mapping[str, Any],
+    clock: Clock,
 ) -> None:
     """Decode every prompt with its later turns, as often as the configuration says, except for those that are kept and
     those that there is no time for; `known` is the content of `calibration.json`.
@@ -208,12 +209,13 @@ def _decode_all(
             repeat, number = conversation.repeat, conversation.number
             if number % size == 0 and size > 1:  # then no prompt is left out, and they are in their own order
                 group = prompts[number : number + size]
-                session.decode_ahead([prompt for prompt in group if (repeat, prompt.id) not in beginning.kept], repeat)
+                unfinished = [prompt for prompt in group if (repeat, prompt.id) not in beginning.kept]
+                session.decode_ahead(unfinished, repeat, conversation.place)
             kept = (repeat, conversation.prompt.id) in beginning.kept
             with budget.decoding(conversation.turns, kept) as there_is_time:
                 if there_is_time:
                     if parts.plan.measurement.quiet == "require" and not kept:
-                        session.await_quiet()
+                        clock.watch.await_quiet(0.1)  # a short look, for each prompt
                     decode_conversation(parts, session, conversation, beginning.kept, answers, advance)
             if there_is_time and not kept:
                 left = len(order) - done

@@ -99,7 +99,6 @@ class Session:
         self._collected = Collected()  # of all prompts that are done
         self._prompt = Collected()  # of the prompt at hand
         self._replays = Replays(parts.target, self._prompt)
-        self._places = 0
 
     def warm_up(self, prompt: Prompt, tokens: int, done: Callable[[int], None] = lambda _: None) -> None:
         """Decode a little with every method of ours, untimed; peers warm up when they are tuned.
@@ -119,36 +118,31 @@ class Session:
             done(1)
         self._clock.synchronize()
 
-    def await_quiet(self) -> None:
-        """Wait until hardly anything else computes on the machine, if it does not take a moment to see that it is so.
-
-        Raises:
-            EnvironmentFault: it did not become so.
-        """
-        self._clock.watch.await_quiet(0.1)
-
     @property
     def group(self) -> int:
         """The number of prompts that `decode_ahead` is given at a time."""
         return 1
 
-    def decode_ahead(self, prompts: Sequence[Prompt], repeat: int) -> None:
-        """Prepare for the prompts that `run_prompt` is given next; nothing to do where they are decoded one by one."""
+    def decode_ahead(self, prompts: Sequence[Prompt], repeat: int, place: int) -> None:
+        """Prepare for the prompts that `run_prompt` is given next; nothing to do where they are decoded one by one.
+
+        Args:
+            place: of the first prompt of the group in the order of the run, which may be done already.
+        """
 
     def calibrated(self, measure: Callable[[Target, Drafter], Calibration]) -> Calibration:
         """Return the times that `measure` finds of single calls and drafts, as decoding makes them here."""
         return measure(self._target, self._parts.primary.drafter)
 
-    def run_prompt(self, prompt: Prompt, repeat: int, place: int | None = None) -> Generation:
+    def run_prompt(self, prompt: Prompt, repeat: int, place: int) -> Generation:
         """Decode one prompt by every method; return the baseline's generation, on which a next turn is built.
 
         Args:
-            place: of the prompt in the order of the run; None for the next one.
+            place: of the prompt in the order of the run.
         Raises:
             NumericsError: after the rounds so far are on disk.
         """
-        place, parts = self._place(place), self._parts
-        dice = random.Random(f"{self._seed}/{repeat}/{prompt.id}")
+        parts, dice = self._parts, random.Random(f"{self._seed}/{repeat}/{prompt.id}")
         order = self._order(dice, place)
         peers_first = dice.random() < 0.5  # neither side always meets the warmer caches
         self._prompt = self._replays.collected = Collected()
@@ -204,13 +198,12 @@ class Session:
         self._remember(prompt, baseline.tokens)
         return baseline
 
-    def keep(self, prompt: Prompt, done: DonePrompt, place: int | None = None) -> tuple[int, ...]:
+    def keep(self, prompt: Prompt, done: DonePrompt) -> tuple[int, ...]:
         """Take a prompt as done that an earlier sitting of the run has decoded; return the baseline's tokens.
 
         Kept prompts are given in the order of the run, between those that are decoded now: drafters remember them as
         if they had just been decoded, and simulated time goes on from where the prompt ended.
         """
-        self._place(place)
         self.collect(done)
         if isinstance(self._clock, SimulatedClock) and done.clock is not None:
             self._clock.reach(done.clock)
@@ -236,12 +229,6 @@ class Session:
     def peer_lines(self) -> list[dict[str, Any]]:
         """The generations of other engines, for the prompts that are done."""
         return self._collected.peers
-
-    def _place(self, place: int | None) -> int:
-        """Return the place of a prompt in the order of the run, and count it."""
-        found = self._places if place is None else place
-        self._places = found + 1
-        return found
 
     def _order(self, dice: random.Random, place: int) -> list[Arm]:
         """Return the arms that decode the prompt at a place of the run, in random order: all, but for the control."""
@@ -379,7 +366,7 @@ def decode_conversation(
         if done is None:
             output = session.run_prompt(turn, conversation.repeat, place).tokens
         else:
-            output = session.keep(turn, done, place)
+            output = session.keep(turn, done)
         advance(done is None)
         answers.setdefault(turn.id, output)
 

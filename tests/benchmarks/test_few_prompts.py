@@ -139,8 +139,8 @@ def test_the_null_control_of_real_runs(tmp_path, log_figure):
         results = ResultsFolder(tmp_path / str(run))
         session = Session(seeded, "cell", results, clock_for(parts.target.device))
         session.warm_up(parts.longest_prompt, 8)
-        for prompt in parts.prompts.prompts:
-            session.run_prompt(prompt, 0)
+        for place, prompt in enumerate(parts.prompts.prompts):
+            session.run_prompt(prompt, 0, place)
         results.compact()
         arms = Arms.of(pd.read_parquet(tmp_path / str(run) / "rounds.parquet"))
         found.append(null_metrics(arms, 10_000, run))

@@ -111,9 +111,9 @@ def test_logits_that_are_not_finite_end_the_run_with_what_there_is(tmp_path, mon
 
     monkeypatch.setattr(BatchedSession, "_together", broken)
     prompts = parts.prompts.prompts
-    session.decode_ahead(prompts, 0)
+    session.decode_ahead(prompts, 0, 0)
     with pytest.raises(NumericsError, match="not finite"):
-        session.run_prompt(prompts[0], 0)
+        session.run_prompt(prompts[0], 0, 0)
     results.compact()
     rounds = pd.read_parquet(tmp_path / "rounds.parquet")
     assert set(rounds["prompt"]) == {prompts[0].id} and rounds.groupby(["method", "gamma"]).ngroups == 3

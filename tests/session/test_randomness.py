@@ -30,8 +30,8 @@ def decoded(tmp_path, monkeypatch):
 
         monkeypatch.setattr(Arm, "decode", watched)
         for repeat in range(REPEATS):
-            for prompt in parts.prompts.prompts:
-                session.run_prompt(prompt, repeat)
+            for place, prompt in enumerate(parts.prompts.prompts):
+                session.run_prompt(prompt, repeat, place)
         return requests
 
     return call

@@ -23,7 +23,7 @@ from specdec.session.advice_key import key_of, keyed_by
 from specdec.session.arm import Arm
 from specdec.session.identify import identify
 from specdec.session.parts import open_parts
-from specdec.session.session import Session
+from specdec.session.session import Session, conversations
 from specdec.structures import structures
 
 DRAFT, VERIFY, TOKEN, ACCEPT, COMMIT = 0.25, 1.0, 0.125, 0.0625, 0.03125  # seconds; TOKEN is that of a node in a call
@@ -61,9 +61,8 @@ class Made:
         setattr(part, verb, slowed)
 
     def run(self) -> pd.DataFrame:
-        for repeat in range(self.config.measurement.repeats):
-            for prompt in self.parts.prompts.prompts:
-                self.session.run_prompt(prompt, repeat)
+        for each in conversations(self.parts.prompts.prompts, self.config.measurement.repeats):
+            self.session.run_prompt(each.prompt, each.repeat, each.place)
         self.session.finish()
         self.results.compact()
         return self.table("rounds")
@@ -237,8 +236,7 @@ def test_peers_come_first_and_last(tmp_path):
 
     made.session = Session(made.parts, "cell", made.results, made.clock, [peer])
     begin = [0.0]
-    for repeat in range(3):
-        for prompt in made.parts.prompts.prompts:
-            begin[0] = written()
-            made.session.run_prompt(prompt, repeat)
+    for each in conversations(made.parts.prompts.prompts, 3):
+        begin[0] = written()
+        made.session.run_prompt(each.prompt, each.repeat, each.place)
     assert len(told) == 18 and set(told) == {True, False}
