@@ -36,7 +36,7 @@ def sync(arguments: Sequence[str]) -> None:
     options = parser().parse_args(arguments)
     folders = run_folders(options.folders) if options.folders else logged_folders([Path("outputs"), Path("multirun")])
     complete, others = 0, 0
-    for each in upload(folders, Path.cwd(), options.tracking_uri, options.experiment):
+    for each in upload(folders, options.tracking_uri, options.experiment):
         if each.done == "complete":
             complete += 1
             continue

@@ -88,26 +88,21 @@ def summary_lines(found: RunFindings) -> list[list[str]]:
     headings = [heading for heading, _ in _COLUMNS.values()]
     if found.facts.simulated:
         headings[2] = f"simulated {headings[2]}"
-    lines = [[found.facts.depth_name, *headings]]
-    names = [""]
+    lines = [["drafter", found.facts.depth_name, *headings]]
     own = found.facts.drafter
     for name, arms in {own: found.arms, **{key: other.arms for key, other in found.beside.items()}}.items():
         best = best_gammas(arms)[:1] if len(arms) > 1 and not found.refuted else []
         for arm in arms:
             depth = f"{arm['gamma']}{'*' if arm['primary'] else ''}{' best' if arm['gamma'] in best else ''}"
-            lines.append([depth, *_cells(arm)])
-            names.append(name)
+            lines.append([name, depth, *_cells(arm)])
         if name == own and "sampled/speedup" in found.metrics:
             sampled = {
                 key.removeprefix("sampled/"): value
                 for key, value in found.metrics.items()
                 if key.startswith("sampled/")
             }
-            lines.append([f"T={sampled['temperature']:g}", *_cells(sampled)])
-            names.append(name)
-    if found.beside:
-        return [[name or "drafter", *line] for name, line in zip(names, lines, strict=True)]
-    return lines
+            lines.append([name, f"T={sampled['temperature']:g}", *_cells(sampled)])
+    return lines if found.beside else [line[1:] for line in lines]
 
 
 def _cells(metrics: Mapping[str, float]) -> list[str]:

@@ -144,21 +144,20 @@ def write_process(folder: Path) -> None:
 
 def stop_cells(folder: Path) -> None:
     """Ask the cells of a sweep that still run on this machine to end, and wait until they wrote what they have."""
-    waiting = {path.parent: json.loads(path.read_text("utf-8")) for path in folder.rglob(PROCESS)}
-    here = {
-        cell: tags["specdec.process"]
-        for cell, tags in waiting.items()
-        if tags["specdec.host"] == socket.gethostname() and not (cell / OUTCOME).is_file()
-    }
-    own = this_process()
-    here = {cell: process for cell, process in here.items() if process != own and process_runs(process)}
-    for process in here.values():
+    own, waiting = this_process(), dict[Path, str]()
+    for path in folder.rglob(PROCESS):
+        tags = json.loads(path.read_text("utf-8"))
+        if tags["specdec.host"] == socket.gethostname() and tags["specdec.process"] != own:
+            waiting[path.parent] = tags["specdec.process"]
+
+    def running() -> list[str]:
+        return [each for cell, each in waiting.items() if not (cell / OUTCOME).is_file() and process_runs(each)]
+
+    for process in running():
         with suppress(ProcessLookupError):
             os.kill(int(process.partition(":")[0]), signal.SIGTERM)
     limit = time.monotonic() + STOP_SECONDS
-    while time.monotonic() < limit and any(
-        process_runs(process) and not (cell / OUTCOME).is_file() for cell, process in here.items()
-    ):
+    while time.monotonic() < limit and running():
         time.sleep(0.1)
 
 

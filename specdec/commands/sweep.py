@@ -100,7 +100,7 @@ class SweepParent(Callback):
             redirect(config, opened.folder)
             tags = {"specdec.role": "sweep", "specdec.overrides": " ".join(overrides)}
             name = f"sweep {' '.join(overrides)}"[:200]
-            run = tracked_run(tracking, name=name, params={}, tags=tags, folder=here, results=opened.folder)
+            run = tracked_run(tracking, name=name, params={}, tags=tags, results=opened.folder)
         except (SpecdecError, OSError) as error:  # OSError: a folder that cannot be made
             forget_environment()
             raise Stopped(error) from None

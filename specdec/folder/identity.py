@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class RunIdentity:
     environment: dict[str, Any]
     cell: str
     tags: dict[str, str]
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any]
 
     def write(self, results: ResultsFolder) -> None:
         """Write `environment.json` and `config.yaml`."""

@@ -133,7 +133,7 @@ def _run(
                 write_sittings(results, identity, beginning, tracked.run_id)
                 with ranks.together():
                     ranks.given((dict(beginning.kept), read_json(folder / CALIBRATION)))
-                    measure(parts, identity, beginning, alive, budget)
+                    measure(parts, identity.cell, beginning, alive, budget)
                 if plan.measurement.record:
                     write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl").streams)
                 del parts  # models and texts: the report is made of the files alone, and gets the memory
@@ -181,8 +181,7 @@ def follow_experiment(plan: Plan, folder: Path) -> None:
         results = ResultsFolder(folder)
         if calibration is not None:
             results.write_json(CALIBRATION, calibration)
-        nobody = RunIdentity({}, {}, "", {})
-        measure(parts, nobody, Beginning(results, kept, ()), lambda: None, TimeBudget(None))
+        measure(parts, "", Beginning(results, kept, ()), lambda: None, TimeBudget(None))
 
 
 def _tell_part(folder: Path, tracked: TrackedRun) -> None:

@@ -12,7 +12,6 @@ from specdec.analysis.sections import counted
 from specdec.clock import Clock, clock_for
 from specdec.disturbance import watch_of
 from specdec.errors import ModelLoadError
-from specdec.folder.identity import RunIdentity
 from specdec.folder.results import ResultsFolder
 from specdec.folder.resumption import Beginning
 from specdec.peers import OpenedPeers, Work, opened
@@ -37,10 +36,8 @@ _ALPHA = 0.6  # of drafts before any is seen, for what is said of the time
 _SECONDS_BEFORE = 10.0  # that comparisons with plain passes may take before anything is timed; others come at the end
 
 
-def measure(
-    parts: Parts, identity: RunIdentity, beginning: Beginning, heartbeat: Callable[[], None], budget: TimeBudget
-) -> None:
-    """Measure what is left of a run.
+def measure(parts: Parts, cell: str, beginning: Beginning, heartbeat: Callable[[], None], budget: TimeBudget) -> None:
+    """Measure what is left of a run, whose identity is `cell`.
 
     A run that goes on keeps the calibration of its first sitting: one run has one point of reference, and its tables
     are those of a run that was never interrupted.
@@ -67,7 +64,7 @@ def measure(
     with opened(measurement.peers, work) as others:
         clock = target.clock() or clock_for(target.device)
         kind = BatchedSession if measurement.batch_size > 1 else Session
-        session = kind(parts, identity.cell, results, clock, others.peers)
+        session = kind(parts, cell, results, clock, others.peers)
         grid_sizes: list[int] = []  # of the calls for the cost model; none where there is no arithmetic to explain
         if target.products() and measurement.cost_contexts and measurement.batch_size == 1:
             # Each size costs a captured target a graph: powers of two are enough there.
@@ -112,7 +109,7 @@ def measure(
         budget.lap("comparing")
         if known["grid"] is not None:
             # Here, after the peak of memory was read: the buffers of these measurements are no part of the run.
-            dtype = getattr(torch, identity.environment["model"]["dtype"])
+            dtype = getattr(torch, target.describe()["dtype"])
             with stage("Measure the machine", "its memory and its arithmetic, for the cost of a call", told=False):
                 machine = measure_machine(target.device, dtype).as_dict()
             results.write_json("cost.json", cost_report(known["grid"], target.products(), machine).as_dict())

@@ -211,14 +211,11 @@ def logged_folders(above: Sequence[Path]) -> list[Path]:
     return [folder for folder, record in records.items() if record is not None and record.store]
 
 
-def upload(
-    folders: Sequence[Path], here: Path, uri: str | None = None, experiment: str | None = None
-) -> Iterator[Uploaded]:
+def upload(folders: Sequence[Path], uri: str | None = None, experiment: str | None = None) -> Iterator[Uploaded]:
     """Complete each folder's run in its store, and yield what was done.
 
     Args:
         folders: run folders, as `run_folders` orders them.
-        here: folder that a relative address is meant from.
         uri: address of the store; None for the one that each run was to be logged to.
         experiment: name of the experiment; None for the run's own.
     Raises:
@@ -239,7 +236,7 @@ def upload(
                     f"{folder} was to be logged to {record.store}, and its password is not kept: give the address with "
                     "--tracking-uri."
                 )
-            store = locate(uri or record.store or None, here)
+            store = locate(uri or record.store or None, Path.cwd())
             name = experiment or record.experiment
             known = (read_json(folder / MIRRORS) or {}).get(store.shown, {})
             finished = record.status is not None or record.discarded

@@ -233,7 +233,6 @@ def tracked_run(
     name: str,
     params: Mapping[str, Any],
     tags: Mapping[str, str],
-    folder: Path | None = None,
     results: Path | None = None,
     fresh: bool = False,
 ) -> TrackedRun:
@@ -242,15 +241,13 @@ def tracked_run(
     Args:
         params: parameters with dotted keys.
         tags: tags beside role, host, process and heartbeat; `specdec.cell` identifies what was run.
-        folder: folder that the command runs in; None for the working directory.
         results: the run's own folder, for its record and the files to upload; None if it has none. A folder that has a
             record already belongs to a run that goes on.
         fresh: begin another run although the folder has a record.
     Raises:
         EnvironmentFault: tracking is required and the store fails.
     """
-    folder = folder or Path.cwd()
-    store = locate(config.uri, folder) if config.enabled else None
+    store = locate(config.uri, Path.cwd()) if config.enabled else None
     record = None if results is None or fresh else RunRecord.read(results)
     if record is not None and not record.discarded:
         record.tags |= _process_tags()

@@ -32,7 +32,7 @@ def test_its_numbers_are_found_again(folder):
 
 def test_it_is_uploaded_from_its_journal(folder, made_database, tmp_path):
     address = f"sqlite:///{made_database}"
-    assert [each.done for each in upload(run_folders([folder]), tmp_path, address)] == ["uploaded"]
+    assert [each.done for each in upload(run_folders([folder]), address)] == ["uploaded"]
     client, experiment = opened(locate(address, tmp_path), "specdec")
     (found,) = client.search_runs([experiment], "tags.`specdec.role` = 'main'")
     entries = [json.loads(line) for line in (folder / "tracking.jsonl").read_text().splitlines()]
@@ -45,4 +45,4 @@ def test_it_is_uploaded_from_its_journal(folder, made_database, tmp_path):
     lines = {run.data.tags["specdec.line"] for run in client.search_runs([experiment], "tags.`specdec.role` = 'curve'")}
     assert lines == {entry["line"] for entry in entries if "line" in entry}
     assert "rounds.parquet" in {file.path for file in client.list_artifacts(found.info.run_id)}
-    assert [each.done for each in upload(run_folders([folder]), tmp_path, address)] == ["complete"]
+    assert [each.done for each in upload(run_folders([folder]), address)] == ["complete"]

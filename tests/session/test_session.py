@@ -101,7 +101,7 @@ def test_a_run_warms_up_calibrates_and_then_decodes(tmp_path, decoded, monkeypat
     calibrate = measure.calibrate
     monkeypatch.setattr(measure, "calibrate", lambda *args: calibrated.append(len(decoded)) or calibrate(*args))
     beginning = Beginning(results, {}, ())
-    measure.measure(parts, identify(parts), beginning, lambda: None, TimeBudget(None))
+    measure.measure(parts, identify(parts).cell, beginning, lambda: None, TimeBudget(None))
     warm = [gamma for gamma, limit in decoded if limit == 2]
     assert sorted(warm) == [0, 1, 2, 4] and decoded[:4] == [(gamma, 2) for gamma in warm]
     assert calibrated == [4] and len(decoded) == 4 + 6 * 4

@@ -52,7 +52,7 @@ def run(folder: Path, **changes: Any) -> None:
 
 
 def sync(*folders: Path, uri: str | None = None) -> list[str]:
-    return [each.done for each in upload(run_folders(folders), Path.cwd(), uri)]
+    return [each.done for each in upload(run_folders(folders), uri)]
 
 
 def content(here: Path, times: bool = True) -> dict[str, Any]:

@@ -50,8 +50,8 @@ def record(folder: Path, client: Any) -> Callable[..., Any]:
     def record(
         write: Callable[[Any], None], params: Any = None, tags: Any = None, results: Path | None = None, **changes: Any
     ) -> Any:
-        settings, about = config(**changes), {"name": "a run", "params": params or {}, "tags": tags or {}}
-        with tracked_run(settings, **about, folder=folder, results=results) as run:
+        settings = config(**{"uri": f"sqlite:///{folder}/mlflow.db", **changes})
+        with tracked_run(settings, name="a run", params=params or {}, tags=tags or {}, results=results) as run:
             write(run)
         return client.get_run(run.run_id)
 
@@ -388,8 +388,9 @@ def test_six_first_runs_at_once(tmp_path):
                 streams = os.open(tmp_path / f"said{number}", os.O_WRONLY | os.O_CREAT)
                 os.dup2(streams, 1), os.dup2(streams, 2)
                 time.sleep(max(0.0, began - time.monotonic()))
+                os.chdir(tmp_path)
                 check_store(config(required=True), tmp_path)
-                with tracked_run(config(required=True), name="n", params={}, tags={}, folder=tmp_path) as run:
+                with tracked_run(config(required=True), name="n", params={}, tags={}) as run:
                     run.metrics({"speedup": 1.0})
                 code = 0
             finally:
