@@ -38,7 +38,7 @@ class RunRecord:
     """A run as a store is to know it, beside the files of its folder.
 
     Attributes:
-        folder: the run's; None keeps the record in memory only.
+        folder: the run's.
         id: no other run has it; a store's run is found by it.
         store, experiment: where the run was meant to be logged; `store` is "" for nowhere.
         parent: `id` of the sweep's record.
@@ -48,7 +48,7 @@ class RunRecord:
         logged: the metrics.
     """
 
-    folder: Path | None
+    folder: Path
     id: str
     store: str
     experiment: str
@@ -77,20 +77,18 @@ class RunRecord:
 
     def begin(self) -> None:
         """Write the record in place of an earlier one."""
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for name in (METRICS, JOURNAL):
-                (self.folder / name).unlink(missing_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in (METRICS, JOURNAL):
+            (self.folder / name).unlink(missing_ok=True)
         self.save()
 
     def save(self) -> None:
         """Replace the record on disk; metrics are there already."""
-        if self.folder is not None:
-            if not (self.folder / METRICS).is_file():  # a record of an earlier version has them elsewhere
-                self._append(self.logged)
-            values = {each.name: getattr(self, each.name) for each in fields(self)}
-            del values["folder"], values["logged"]
-            write_atomically(self.folder / RECORD, json.dumps(values, indent=1, default=str) + "\n")
+        if not (self.folder / METRICS).is_file():  # a record of an earlier version has them elsewhere
+            self._append(self.logged)
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        del values["folder"], values["logged"]
+        write_atomically(self.folder / RECORD, json.dumps(values, indent=1, default=str) + "\n")
 
     def log(self, points: Sequence[Point], line: str | None = None) -> None:
         """Add metrics, on disk before this returns. Points that were logged with the same value are left out, so that a
@@ -101,8 +99,7 @@ class RunRecord:
             return
         self._last |= {(line, name, step): value for name, step, value in fresh}
         self.logged.append(LoggedPoints(fresh, now_ms(), line))
-        if self.folder is not None:
-            self._append(self.logged[-1:])
+        self._append(self.logged[-1:])
 
     @property
     def lines(self) -> list[str]:
@@ -115,7 +112,6 @@ class RunRecord:
 
     def _append(self, logged: Sequence[LoggedPoints]) -> None:
         """Add lines to the file of metrics, behind what a kill may have cut short there."""
-        assert self.folder is not None
         with (self.folder / METRICS).open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)

@@ -61,14 +61,12 @@ class Upload:
         elif self.run_id:
             self._client.delete_run(self.run_id)
         self._sent = sent
-        if record.folder is not None:
-            ended = record.discarded or record.status is not None
-            complete = ended and (record.parent is None or self._parent is not None)
-            own = {"id": record.id, "experiment": self._name, "run_id": self.run_id, "complete": complete}
-            known = read_json(record.folder / MIRRORS) or {}
-            if known.get(self.store.shown) != own:
-                text = json.dumps({**known, self.store.shown: own}, indent=1) + "\n"
-                write_atomically(record.folder / MIRRORS, text)
+        ended = record.discarded or record.status is not None
+        complete = ended and (record.parent is None or self._parent is not None)
+        own = {"id": record.id, "experiment": self._name, "run_id": self.run_id, "complete": complete}
+        known = read_json(record.folder / MIRRORS) or {}
+        if known.get(self.store.shown) != own:
+            write_atomically(record.folder / MIRRORS, json.dumps({**known, self.store.shown: own}, indent=1) + "\n")
 
     def _send(self, sent: dict[str, Any]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
@@ -100,7 +98,7 @@ class Upload:
         for logged in record.logged[sent["lines"] :]:
             self._log(logged)
             sent["lines"] += 1
-        if record.folder is not None and record.files > sent["files"]:
+        if record.files > sent["files"]:
             paths = {path for pattern in ARTIFACTS for path in record.folder.glob(pattern) if path.is_file()}
             for path in sorted(path for path in paths if not _OWN.search(path.name)):
                 inside = path.parent.relative_to(record.folder).as_posix()

@@ -48,18 +48,15 @@ HEARTBEAT_SECONDS = 30.0
 
 
 class TrackedRun:
-    """One run: its record, and its upload to the store. Without a store only the record is written, and without a
-    folder for the record nothing is. As a context it ends FINISHED, FAILED (with the tag `specdec.failure`) or, after a
-    signal, KILLED.
+    """One run: its record, and its upload to the store. Without a store only the record is written. As a context it
+    ends FINISHED, FAILED (with the tag `specdec.failure`) or, after a signal, KILLED.
 
     If the store fails, methods raise EnvironmentFault where tracking is required; otherwise the first fault is logged
     and nothing more is sent.
     """
 
-    def __init__(self, record: RunRecord | None, upload: Upload | None = None, link: str = "", required: bool = False):
-        """Take a record that was begun, None for a run that is logged nowhere; the upload and the address of its
-        experiment, if there is a store.
-        """
+    def __init__(self, record: RunRecord, upload: Upload | None = None, link: str = "", required: bool = False):
+        """Take a record that was begun; the upload and the address of its experiment, if there is a store."""
         self.link = link
         self._record, self._upload, self._required = record, upload, required
         self._known = upload  # also once the store failed: what it has stays there
@@ -101,8 +98,6 @@ class TrackedRun:
         Args:
             line: log them on the child run of this name instead.
         """
-        if self._record is None:
-            return
         points = [
             (_accepted_name(name), int(step), float(value))
             for name, points in curves.items()
@@ -119,8 +114,6 @@ class TrackedRun:
         A line that was logged before, under another key, keeps its child run. Name and tags of a child say of which
         drafter, model and gamma its line is, because a chart may show the lines of several runs.
         """
-        if self._record is None:
-            return
         steps = {step for points in lines.values() for step in points}
         apart = (max(steps) - min(steps) or 1) / 80 if steps else 0.0
         order = list(dict.fromkeys((*self._record.lines, *lines)))
@@ -151,8 +144,7 @@ class TrackedRun:
         self._tell("uploading files", files=now_ms())
 
     def tags(self, values: Mapping[str, str]) -> None:
-        if self._record is not None:
-            self._tell("writing tags", tags={**self._record.tags, **_accepted(values, 5000)})
+        self._tell("writing tags", tags={**self._record.tags, **_accepted(values, 5000)})
 
     def heartbeat(self) -> None:
         """Log that the process is alive, at most twice a minute; call it between prompts, outside timing."""
@@ -175,8 +167,6 @@ class TrackedRun:
 
     def _tell(self, doing: str, **changes: Any) -> None:
         """Change the record, then the store."""
-        if self._record is None:
-            return
         for name, value in changes.items():
             setattr(self._record, name, value)
         self._record.save()
@@ -194,7 +184,7 @@ class TrackedRun:
         """Go on without the store, or end the run where tracking is required."""
         reraise_interruption(error)
         upload, self._upload = self._upload, None
-        assert upload is not None and self._record is not None
+        assert upload is not None
         if not unanswered(upload.store, error):  # nobody waits for a silent server twice
             upload.abandon()
         later = _upload_later(self._record.folder)
@@ -233,7 +223,7 @@ def tracked_run(
     name: str,
     params: Mapping[str, Any],
     tags: Mapping[str, str],
-    results: Path | None = None,
+    results: Path,
     fresh: bool = False,
 ) -> TrackedRun:
     """Open a run; the caller uses it as a context, or calls `end`.
@@ -241,19 +231,19 @@ def tracked_run(
     Args:
         params: parameters with dotted keys.
         tags: tags beside role, host, process and heartbeat; `specdec.cell` identifies what was run.
-        results: the run's own folder, for its record and the files to upload; None if it has none. A folder that has a
-            record already belongs to a run that goes on.
+        results: the run's own folder, for its record and the files to upload. A folder that has a record already
+            belongs to a run that goes on.
         fresh: begin another run although the folder has a record.
     Raises:
         EnvironmentFault: tracking is required and the store fails.
     """
     store = locate(config.uri, Path.cwd()) if config.enabled else None
-    record = None if results is None or fresh else RunRecord.read(results)
+    record = None if fresh else RunRecord.read(results)
     if record is not None and not record.discarded:
         record.tags |= _process_tags()
         record.status = record.ended = None
         record.save()
-    elif config.enabled or results is not None:
+    else:
         try:
             user = getpass.getuser()
         except (OSError, KeyError):  # a container's process can have a number that no account has
@@ -278,7 +268,6 @@ def tracked_run(
         record.begin()
     if store is None:
         return TrackedRun(record)
-    assert record is not None
     try:
         client, experiment_id = opened(store, config.experiment)
         upload = Upload(client, store, (config.experiment, experiment_id), record)
@@ -301,9 +290,9 @@ def _accepted(values: Mapping[str, Any], most: int) -> dict[str, str]:
     return {_accepted_name(name): redacted(str(value))[:most] for name, value in values.items()}
 
 
-def _upload_later(folder: Path | None) -> str:
-    """Return the sentence on how a run's results get into the store later; "" where nothing was kept."""
-    return "" if folder is None else f" Upload them later: python -m specdec.sync {shlex.quote(str(folder))}"
+def _upload_later(folder: Path) -> str:
+    """Return the sentence on how a run's results get into the store later."""
+    return f" Upload them later: python -m specdec.sync {shlex.quote(str(folder))}"
 
 
 def _process_tags() -> dict[str, str]:

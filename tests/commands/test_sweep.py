@@ -45,7 +45,8 @@ def task(values: Mapping[str, Any]) -> dict[str, float]:
         raise Interrupted("Stopped by SIGTERM.", 143)
     if gamma == 15:
         sys.exit(7)
-    with tracked_run(validated(TrackingConfig, values["tracking"]), name=f"g{gamma}", params={}, tags={}) as run:
+    settings = validated(TrackingConfig, values["tracking"])
+    with tracked_run(settings, name=f"g{gamma}", params={}, tags={}, results=cli.output_dir()) as run:
         run.metrics({"speedup": 1 + gamma / 10})
     return {"speedup": 1 + gamma / 10, "tokens_per_round": 2.0}
 

@@ -26,9 +26,9 @@ def viewed(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     """
     folder = tmp_path_factory.mktemp("viewed")
     shutil.copy(empty_database, folder / "mlflow.db")
-    links = []
+    links, settings = [], replace(SETTINGS, uri=f"sqlite:///{folder}/mlflow.db")
     for name in ("first", "second"):
-        with tracked_run(replace(SETTINGS, uri=f"sqlite:///{folder}/mlflow.db"), name=name, params={}, tags={}) as run:
+        with tracked_run(settings, name=name, params={}, tags={}, results=folder / name) as run:
             run.metrics({"speedup": 1.3, "account/verify": 0.9, "cost/c": 0.1})
             same = {1: 1.5, 2: 2.0}
             run.curve_children(KEY, {"measured": same, "replay": same})
@@ -79,7 +79,7 @@ def test_the_experiments_note_links_to_its_views_and_one_that_somebody_wrote_sta
     assert all(f"mlflow.sharedViewState.{key}" in tags for _, key in linked)
     noted = client.create_experiment("noted", tags={NOTE: "Mine."})
     settings = replace(SETTINGS, uri=f"sqlite:///{folder}/mlflow.db", experiment="noted")
-    with tracked_run(settings, name="third", params={}, tags={}) as run:
+    with tracked_run(settings, name="third", params={}, tags={}, results=folder / "third") as run:
         run.curve_children(KEY, {"measured": {1: 1.0}})
     assert client.get_experiment(noted).tags[NOTE] == "Mine."
 

@@ -44,13 +44,14 @@ def client(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def record(folder: Path, client: Any) -> Callable[..., Any]:
+def record(folder: Path, client: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """`record(write)` opens a run, calls `write(run)`, and returns the run that MLflow then has."""
+    address = f"sqlite:///{folder}/mlflow.db"
 
     def record(
         write: Callable[[Any], None], params: Any = None, tags: Any = None, results: Path | None = None, **changes: Any
     ) -> Any:
-        settings = config(**{"uri": f"sqlite:///{folder}/mlflow.db", **changes})
+        settings, results = config(**{"uri": address, **changes}), results or tmp_path_factory.mktemp("run")
         with tracked_run(settings, name="a run", params=params or {}, tags=tags or {}, results=results) as run:
             write(run)
         return client.get_run(run.run_id)
@@ -214,16 +215,17 @@ def test_mlflow_skinny_without_a_driver_is_answered_with_what_to_install(lacking
     store.check_driver(locate("http://localhost:5000", tmp_path))  # a server has a driver of its own
 
 
-def test_disabled_tracking_does_nothing(tmp_path, monkeypatch):
+def test_disabled_tracking_leaves_the_record_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check_store(config(enabled=False, uri="nonsense"), tmp_path)
-    with tracked_run(config(enabled=False), name="", params={"a": 1}, tags={}) as run:
+    with tracked_run(config(enabled=False), name="", params={"a": 1}, tags={}, results=tmp_path) as run:
         run.metrics({"speedup": 1.0})
         run.curves({"curve/measured": {1: 1.0}})
         run.curve_children("curve/speedup", {"measured": {1: 1.0}})
         run.artifacts()
         run.heartbeat()
-    assert (run.run_id, run.link, list(tmp_path.iterdir())) == ("", "", [])
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert (run.run_id, run.link, files) == ("", "", ["tracking.json", "tracking_metrics.jsonl"])
 
 
 def break_store(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[int]:
@@ -240,7 +242,7 @@ def break_store(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[int]:
     return calls
 
 
-def test_a_store_that_goes_away_costs_one_warning(monkeypatch, caplog, client, record):
+def test_a_store_that_goes_away_costs_one_warning(monkeypatch, caplog, client, record, tmp_path):
     def write(run: Any) -> None:
         calls = break_store(monkeypatch, OSError("gone\ndetails"))
         for _ in range(3):
@@ -248,9 +250,10 @@ def test_a_store_that_goes_away_costs_one_warning(monkeypatch, caplog, client, r
         assert len(calls) == 1
 
     with caplog.at_level(logging.WARNING):
-        run = record(write)
+        run = record(write, results=tmp_path)
     assert [entry.message for entry in caplog.records if entry.name == "specdec.tracking.writer"] == [
-        "Tracking failed while logging metrics and is off for the rest of this run; the results stay on disk. gone."
+        "Tracking failed while logging metrics and is off for the rest of this run; the results stay on disk. gone. "
+        f"Upload them later: python -m specdec.sync {tmp_path}"
     ]
     assert (run.info.status, run.data.tags["specdec.tracking.writer"]) == ("FAILED", "incomplete")
 
@@ -390,7 +393,8 @@ def test_six_first_runs_at_once(tmp_path):
                 time.sleep(max(0.0, began - time.monotonic()))
                 os.chdir(tmp_path)
                 check_store(config(required=True), tmp_path)
-                with tracked_run(config(required=True), name="n", params={}, tags={}) as run:
+                results = tmp_path / str(number)
+                with tracked_run(config(required=True), name="n", params={}, tags={}, results=results) as run:
                     run.metrics({"speedup": 1.0})
                 code = 0
             finally:
