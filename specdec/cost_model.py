@@ -4,7 +4,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -151,11 +151,11 @@ def from_run(folder: Path) -> SimulatedCost:
     """
     source = f"measured by the run in {folder}"
     try:
-        calibration = _json(folder / "calibration.json")
+        calibration = _content(folder / "calibration.json")
         drafts = {int(depth): median(times) for depth, times in calibration["drafts"].items() if times}
         draft_fixed, draft_step = line_through(drafts)
         if (folder / "cost.json").is_file():
-            calls = _fitted(_json(folder / "cost.json"))
+            calls = _fitted(_content(folder / "cost.json"))
         else:
             fixed, row = line_through({int(rows): median(times) for rows, times in calibration["calls"].items()})
             calls = {"fixed_s": fixed, "row_s": row, "tile": 1, "overlap": False}
@@ -238,22 +238,18 @@ def line_through(times: Mapping[int, float]) -> tuple[float, float]:
     return y_mean - slope * x_mean, slope
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _content(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"Bad value target.cost: {path} does not exist; give the output folder of a run.") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"Bad value target.cost: {path} cannot be read ({error}).") from None
-    return values
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"Bad value target.cost: {path} cannot be read ({reason}).") from None
 
 
 def _from_yaml(path: Path) -> SimulatedCost:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"Bad value target.cost: {path} cannot be read ({reason}).") from None
+    values = _content(path, yaml.safe_load)
     if not isinstance(values, dict):
         raise UsageError(f"Bad value target.cost: {path} holds no keys.")
     return validated(SimulatedCost, values, where="cost", source=f"the cost model {path.name}")

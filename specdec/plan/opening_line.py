@@ -51,17 +51,14 @@ def opening_line(plan: Plan, *, brief: bool = False) -> str:
 def _model(plan: Plan, brief: bool = False) -> str:
     """Return the target's model with format and device, as far as its configuration has them."""
     target = plan.target_values
-    name = str(target.get("model", target["name"]))
     if "dtype" not in target or "device" not in target:
-        return name
+        return plan.model
     device = resolve_device(target["device"])
-    threads = counted(plan.measurement.threads or torch.get_num_threads(), "thread")
-    if brief:
-        processor = _UNTOLD.sub("", cpu()["model"]) if device.type == "cpu" else ""
-        where = f"{processor} ({threads})" if processor else str(device)
-        return f"{name} in {_dtype(target, device).partition(' (')[0]}, on {where}"
-    where = str(device) if device.type != "cpu" else f"cpu ({threads})"
-    return f"{name} in {_dtype(target, device)}, on {where}"
+    dtype, where = _dtype(target, device), str(device)
+    if device.type == "cpu":
+        processor = (_UNTOLD.sub("", cpu()["model"]) if brief else "") or where
+        where = f"{processor} ({counted(plan.measurement.threads or torch.get_num_threads(), 'thread')})"
+    return f"{plan.model} in {dtype.partition(' (')[0] if brief else dtype}, on {where}"
 
 
 def _dtype(target: Mapping[str, Any], device: torch.device) -> str:
