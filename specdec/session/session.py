@@ -23,6 +23,7 @@ from specdec.folder.session_files import Collected
 from specdec.prompts import Prompt
 from specdec.prompts.base.contract import turn_id
 from specdec.records import Generation, Request
+from specdec.replay.walk import TextStates
 from specdec.session.arm import Arm
 from specdec.session.divergence import explain
 from specdec.session.expert_reads import expert_reads
@@ -30,7 +31,7 @@ from specdec.session.forced_target import Forced
 from specdec.session.output_quality import judged
 from specdec.session.parts import SAMPLED_EVERY, Parts
 from specdec.session.recorded_walk import decode_by_walking
-from specdec.session.replays import Replays
+from specdec.session.replays import alpha_sums, replayed_rounds
 from specdec.session.tracing import trace
 from specdec.targets import Target
 from specdec.targets.causal import Causal
@@ -98,7 +99,7 @@ class Session:
         self._target, self._measurement, self._seed = parts.target, parts.plan.measurement, parts.plan.seed
         self._collected = Collected()  # of all prompts that are done
         self._prompt = Collected()  # of the prompt at hand
-        self._replays = Replays(parts.target, self._prompt)
+        self._states = TextStates(parts.target)
 
     def warm_up(self, prompt: Prompt, tokens: int, done: Callable[[int], None] = lambda _: None) -> None:
         """Decode a little with every method of ours, untimed; peers warm up when they are tuned.
@@ -145,7 +146,7 @@ class Session:
         parts, dice = self._parts, random.Random(f"{self._seed}/{repeat}/{prompt.id}")
         order = self._order(dice, place)
         peers_first = dice.random() < 0.5  # neither side always meets the warmer caches
-        self._prompt = self._replays.collected = Collected()
+        found = self._prompt = Collected()
         done: dict[int, Generation] = {}
         reference: tuple[int, ...] | None = None
         try:
@@ -175,16 +176,19 @@ class Session:
         for arm in parts.speculative:
             output = done[id(arm)]
             self._examine(prompt, arm, output, baseline)
-            if parts.walks:
-                self._replays.walked(arm, output, work)
-            else:
-                for kind, text in (("own", output.tokens), ("baseline", baseline.tokens)):
+            for kind, text in (("own", output.tokens), ("baseline", baseline.tokens)):
+                rounds: float | None = len(output.rounds)  # of a walk along recorded text, which every method writes
+                if not parts.walks:
                     asked = self._asked(arm, prompt, repeat, baseline.tokens)
-                    self._replays.rounds(kind, arm, asked, text, work)
+                    rounds = replayed_rounds(arm, asked, text, self._states)
+                if rounds is not None:
+                    line = {"method": arm.method, "gamma": arm.gamma, "kind": kind, **work}
+                    found.replays.append({**line, "tokens": len(text), "rounds": float(rounds)})
         for arm in (each.arms[0] for each in parts.drafters):
             asked = self._asked(arm, prompt, repeat, baseline.tokens)
-            self._replays.alpha(arm, asked, baseline.tokens, work)
-        found = self._prompt
+            sums = alpha_sums(arm, asked, baseline.tokens, self._states)
+            if sums is not None:
+                found.alpha.append({"method": arm.method, **work, **sums})
         found.cache_bytes, found.peak_mb = self._held_bytes, peak_mb(self._target.device)
         target = self._target
         if isinstance(target, Causal) and target.mixture is not None and self._measurement.batch_size == 1:

@@ -78,18 +78,19 @@ class Timer:
 
     def _lacking(self, passes: int) -> bool:
         """Return True while another pass may give a case an undisturbed time that it lacks."""
-        hits = map(self._hits, self._times)
+        hits = ([hit for _, hit in self._timed(case)] for case in self._times)
         return self.done < passes + self.calls and any(sum(hit) > len(hit) - self.calls for hit in hits if any(hit))
 
     @property
     def disturbed(self) -> int:
         """The number of cases that were never timed undisturbed."""
-        return sum(all(hits) for hits in map(self._hits, self._times) if hits)
+        return sum(all(hit for _, hit in timed) for timed in map(self._timed, self._times) if timed)
 
-    def _hits(self, case: Hashable) -> list[bool]:
-        """Return which of the times of a case were disturbed; the device must be synchronised."""
+    def _timed(self, case: Hashable) -> list[tuple[float, bool]]:
+        """Return the times of a case, each with True where it was disturbed; the device must be synchronised."""
         times = self._times.get(case, [])[self._warm_up :]
-        return [disturbed(waited, self.clock.seconds(*marks)) for *marks, waited in times]
+        seconds = ((self.clock.seconds(start, end), waited) for start, end, waited in times)
+        return [(each, disturbed(waited, each)) for each, waited in seconds]
 
     def shuffled(self, cases: Sequence[Case]) -> list[Case]:
         """Return the cases in random order."""
@@ -112,7 +113,6 @@ class Timer:
         timed.
         """
         self.clock.synchronize()
-        seconds = [self.clock.seconds(*marks) for *marks, _ in self._times.get(case, [])[self._warm_up :]]
-        hit = self._hits(case)
-        usual = median([each for each, was in zip(seconds, hit, strict=True) if not was] or [nan])
-        return [usual if was and not isnan(usual) else each for each, was in zip(seconds, hit, strict=True)]
+        timed = self._timed(case)
+        usual = median([each for each, hit in timed if not hit] or [nan])
+        return [usual if hit and not isnan(usual) else each for each, hit in timed]
