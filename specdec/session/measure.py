@@ -111,7 +111,7 @@ def measure(parts: Parts, cell: str, beginning: Beginning, heartbeat: Callable[[
             # Here, after the peak of memory was read: the buffers of these measurements are no part of the run.
             dtype = getattr(torch, target.describe()["dtype"])
             with stage("Measure the machine", "its memory and its arithmetic, for the cost of a call", told=False):
-                machine = measure_machine(target.device, dtype).as_dict()
+                machine = measure_machine(target.device, dtype)
             results.write_json("cost.json", cost_report(known["grid"], target.products(), machine).as_dict())
             budget.lap("cost model")
 

@@ -285,7 +285,7 @@ class _Rig:
         sizes = call_sizes(measurement.cost_rows, measurement.cost_dense)
         grid = time_calls(alone, self.prompts[0].tokens, sizes, contexts, timer)
         machine = measure_machine(target.device, getattr(torch, target.describe()["dtype"]))
-        return cost_report(grid, target.products(), machine.as_dict())
+        return cost_report(grid, target.products(), machine)
 
 
 def _sized(whole: T, batch: int) -> T:

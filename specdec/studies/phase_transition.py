@@ -15,7 +15,6 @@ from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
 from specdec.studies.base import Bench, Study, studies
 from specdec.targets.base.contract import Evaluation
-from specdec.theory.roofline import threshold
 from specdec.timing.machine import measure_machine
 from specdec.timing.shapes import tokens_evaluated
 
@@ -62,8 +61,7 @@ class PhaseTransition(Study):
         # The bytes that a call reads and the operations that it computes, by product; sizes are 0 along the cache.
         lines, products = [], target.products()
         if products:  # The machine last: its large buffers are no part of what was timed.
-            machine = measure_machine(target.device, getattr(torch, target.describe()["dtype"]))
-            bound = threshold(machine.bytes_per_second, machine.flops_per_second)
+            bound = measure_machine(target.device, getattr(torch, target.describe()["dtype"]))["threshold"]
         for (k, w, context, evaluation), product in itertools.product(cells, products):
             evaluated = tokens_evaluated(k, w, evaluation)
             # A batch with a sequence for each row reads a copy of the cache for each; weights are read once for all.

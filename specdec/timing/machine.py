@@ -7,7 +7,6 @@ buffers, so it runs apart from anything timed, and after the peak of memory has 
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,41 +20,17 @@ from specdec.timing.timer import Timer
 _SECONDS = 0.4  # for all kernels together, after one warm-up call of each
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Best rates seen.
-
-    Attributes:
-        bandwidth: bytes per second, by kernel: "read" (a sum) and "copy" (read and written bytes count).
-        throughput: floating-point operations per second, by rows of the matrix product.
-        dtype: of the products.
-        buffer_bytes: size of what was read, several times the last-level cache.
-    """
-
-    bandwidth: dict[str, float]
-    throughput: dict[int, float]
-    dtype: str
-    buffer_bytes: int
-
-    @property
-    def bytes_per_second(self) -> float:
-        return max(self.bandwidth.values())
-
-    @property
-    def flops_per_second(self) -> float:
-        return max(self.throughput.values())
-
-    def as_dict(self) -> dict[str, Any]:
-        ceiling = {"bytes_per_second": self.bytes_per_second, "flops_per_second": self.flops_per_second}
-        return {**asdict(self), **ceiling, "threshold": threshold(self.bytes_per_second, self.flops_per_second)}
-
-
 @torch.inference_mode()
 def measure_machine(
     device: torch.device, dtype: torch.dtype, rows: Sequence[int] = (16, 64, 256), seconds: float = _SECONDS
-) -> Machine:
+) -> dict[str, Any]:
     """Time reads and copies larger than the caches and matrix products on `rows` rows, interleaved; keep the best.
 
+    Returns:
+        `bytes_per_second` and `flops_per_second`, the best rates of all, and `threshold`, the intensity where they
+        meet; bandwidth: bytes per second, by kernel: "read" (a sum) and "copy" (read and written bytes count);
+        throughput: floating-point operations per second, by rows of the matrix product; dtype: of the products;
+        buffer_bytes: size of what was read, several times the last-level cache.
     Raises:
         torch.OutOfMemoryError: no room for the buffers on a GPU.
     """
@@ -78,12 +53,18 @@ def measure_machine(
         for name, kernel in kernels.items():
             timer.time(name, kernel)
     best = {name: min(timer.seconds(name)) for name in kernels}
-    return Machine(
-        bandwidth={"read": size / best["read"], "copy": 2 * 4 * half / best["copy"]},
-        throughput={n: 2 * n * width**2 / best[n] for n in rows},
-        dtype=str(dtype).removeprefix("torch."),
-        buffer_bytes=size,
-    )
+    bandwidth = {"read": size / best["read"], "copy": 2 * 4 * half / best["copy"]}
+    throughput = {n: 2 * n * width**2 / best[n] for n in rows}
+    reading, computing = max(bandwidth.values()), max(throughput.values())
+    return {
+        "bandwidth": bandwidth,
+        "throughput": throughput,
+        "dtype": str(dtype).removeprefix("torch."),
+        "buffer_bytes": size,
+        "bytes_per_second": reading,
+        "flops_per_second": computing,
+        "threshold": threshold(reading, computing),
+    }
 
 
 def buffer_bytes(caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:

@@ -24,11 +24,10 @@ def test_rates_are_bytes_and_operations_over_the_best_time(monkeypatch):
     """
     monkeypatch.setattr(machine, "buffer_bytes", lambda: 2**24)
     monkeypatch.setattr(machine.Timer, "seconds", lambda self, case: [2.0, 1.0])
-    found = measure_machine(torch.device("cpu"), torch.float32, rows=(3,), seconds=0.0)
-    assert found.bandwidth == {"read": 2**24, "copy": 2**24}
-    assert found.throughput == {3: 2 * 3 * 1024 * 1024}
-    facts = found.as_dict()
-    assert (facts["bytes_per_second"], facts["flops_per_second"]) == (2**24, found.throughput[3])
+    facts = measure_machine(torch.device("cpu"), torch.float32, rows=(3,), seconds=0.0)
+    assert facts["bandwidth"] == {"read": 2**24, "copy": 2**24}
+    assert facts["throughput"] == {3: 2 * 3 * 1024 * 1024}
+    assert (facts["bytes_per_second"], facts["flops_per_second"]) == (2**24, facts["throughput"][3])
     assert facts["threshold"] == facts["flops_per_second"] / facts["bytes_per_second"]
     assert facts["dtype"] == "float32" and facts["buffer_bytes"] == 2**24
     json.dumps(facts)
