@@ -185,10 +185,9 @@ def _run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
 def conclude(error: BaseException | None) -> int:
     """Write the sweep's table, close its parent run, and return the sweep's exit code; 0 if there was no sweep.
 
-    If every cell failed in its configuration, the parent run is deleted.
+    If every cell failed in its configuration, the parent run is deleted. `error` is what ended the sweep early, if
+    anything did.
 
-    Args:
-        error: the error that ended the sweep early, if any.
     Raises:
         EnvironmentFault: tracking is required and the store fails.
     """

@@ -24,10 +24,9 @@ _NO_MODEL = ("retrieval",)  # its `model` is an index
 
 
 def check_files(values: Mapping[str, Any]) -> None:
-    """Refuse files that are missing, empty or cut off, before the libraries that read them are imported.
+    """Refuse files that a composed configuration names and that are missing, empty or cut off, before the libraries
+    that read them are imported.
 
-    Args:
-        values: the composed configuration of a command.
     Raises:
         UsageError: the first fault.
     """
@@ -44,10 +43,8 @@ def check_files(values: Mapping[str, Any]) -> None:
 
 
 def check_training_files(values: Mapping[str, Any]) -> None:
-    """Refuse what `check_files` refuses, a model without a tokenizer, and a text that is missing or empty.
+    """Refuse what `check_files` refuses, and for a training a model without a tokenizer and a missing or empty text.
 
-    Args:
-        values: the composed configuration of a training.
     Raises:
         UsageError: the first fault.
     """

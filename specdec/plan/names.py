@@ -24,11 +24,9 @@ FAMILIES = {
 
 
 def check_names(values: Mapping[str, Any]) -> None:
-    """Refuse parts that are not there, and keys that the YAML of a part does not have. Nothing is known of the parts of
-    other packages, so where some are installed all is left to the registries.
+    """Refuse parts of a composed configuration that are not there, and keys that the YAML of a part does not have.
+    Nothing is known of the parts of other packages, so where some are installed all is left to the registries.
 
-    Args:
-        values: the composed configuration.
     Raises:
         UsageError: the first unknown name or key.
     """

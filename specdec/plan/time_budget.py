@@ -22,10 +22,6 @@ class TimeBudget:
     """
 
     def __init__(self, seconds: float | None, now: Callable[[], float] = time.monotonic) -> None:
-        """
-        Args:
-            now: returns seconds.
-        """
         self.seconds = seconds
         self.left_out: list[str] = []
         self._now, self._begun, self._last_lap = now, now(), now()
@@ -52,10 +48,7 @@ class TimeBudget:
 
     def expectation(self, left: int) -> str:
         """Return in a sentence how many more prompts there will be time for, once the first one is decoded; "" before
-        and afterwards, and without a bound.
-
-        Args:
-            left: prompts that are still to be decoded.
+        and afterwards, and without a bound; `left` are still to be decoded.
         """
         if self.seconds is None or len(self._took) != 1 or not left:
             return ""

@@ -62,9 +62,6 @@ class Arm:
 
         Drafts draw the same numbers at every gamma, so that an oracle's coins belong to positions and curves share
         their noise; acceptance decisions draw numbers of their own for each arm.
-
-        Args:
-            limit: the most tokens of an output.
         """
         purposes = f"draft/{repeat}", f"accept/{self.method}/{self.gamma}/{repeat}"
         return seeded_request(self.target, (prompt.id, prompt.tokens), limit, seed, purposes, reference)

@@ -136,10 +136,9 @@ class Session:
         return measure(self._target, self._parts.primary.drafter)
 
     def run_prompt(self, prompt: Prompt, repeat: int, place: int) -> Generation:
-        """Decode one prompt by every method; return the baseline's generation, on which a next turn is built.
+        """Decode one prompt, at its place in the order of the run, by every method; return the baseline's generation,
+        on which a next turn is built.
 
-        Args:
-            place: of the prompt in the order of the run.
         Raises:
             NumericsError: after the rounds so far are on disk.
         """
@@ -340,9 +339,9 @@ class Session:
         if arm is parts.primary and self._tracing:
             tokenizer = self._target.tokenizer
             decode = None if tokenizer is None else tokenizer.decode
-            about = {"prompt": prompt.id, "drafter": arm.method, "structure": arm.structure.label}
+            header = {"prompt": prompt.id, "drafter": arm.method, "structure": arm.structure.label}
             busy = [False] * len(output.rounds) if parts.walks else disturbed_rounds(output.rounds, self._clock)
-            self._prompt.traces.append(asdict(trace(output, decode, busy, **about, lossless=lossless)))
+            self._prompt.traces.append(asdict(trace(output, decode, busy, **header, lossless=lossless)))
         if self._target.sampling.greedy and lossless:
             self._prompt.compared.append(arm.method)
             divergence = explain(self._target, (prompt.id, arm.gamma), baseline.prompt, baseline.tokens, output.tokens)

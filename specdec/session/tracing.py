@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from specdec.analysis.pages.trace import REPLACEMENT
 from specdec.analysis.read.traces import Kind, Piece, Trace, TraceLine
@@ -14,18 +15,9 @@ WINDOW = 16  # tokens before a token that can still change how it reads: an unfi
 TAIL = 240  # characters of the text so far in a line
 
 
-def trace(
-    generation: Generation,
-    decode: Decode | None,
-    disturbed: Sequence[bool],
-    *,
-    prompt: str,
-    drafter: str,
-    structure: str,
-    lossless: bool,
-) -> Trace:
+def trace(generation: Generation, decode: Decode | None, disturbed: Sequence[bool], **header: Any) -> Trace:
     """Trace `generation`, with tokens as their ids where there is no `decode`; `disturbed` says of each round whether
-    other work disturbed it, the rest are words of the header.
+    other work disturbed it. The header has the `prompt`, `drafter`, `structure` and `lossless` of a `Trace`.
     """
     output: list[int] = []
     lines = []
@@ -45,10 +37,7 @@ def trace(
         lines.append(line)
         output.extend(round_.committed)
     return Trace(
-        prompt=prompt,
-        drafter=drafter,
-        structure=structure,
-        lossless=lossless,
+        **header,
         prompt_end=_tail(generation.prompt, decode),
         tokens=len(generation.tokens),
         lines=tuple(lines),

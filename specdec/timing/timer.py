@@ -32,6 +32,7 @@ class Timer:
         done: passes that were made.
         generator: source of whatever tokens are drawn.
         limit: seconds after which no new pass begins; the first one is always made.
+        heartbeat: to be called now and then, so that a long series is seen to be alive.
     """
 
     def __init__(
@@ -39,16 +40,11 @@ class Timer:
         clock: Clock,
         calls: int,
         generator: torch.Generator,
-        seconds: float = inf,
+        limit: float = inf,
         heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
-        """
-        Args:
-            seconds: the `limit`.
-            heartbeat: to be called now and then, so that a long series is seen to be alive.
-        """
         self.calls, self.generator, self.done = calls, generator, 0
-        self.clock, self.limit, self.heartbeat = clock, seconds, heartbeat
+        self.clock, self.limit, self.heartbeat = clock, limit, heartbeat
         self._warm_up = 0
         self._dice = random.Random(generator.initial_seed())
         # Readings before and after each action of a case, and the seconds of it that were lost.

@@ -81,7 +81,7 @@ def test_the_cache_is_left_as_it_was_found(target):
 
 
 def test_a_spent_budget_leaves_one_pass(target):
-    found = timed(target, calls=3, seconds=0.0)
+    found = timed(target, calls=3, limit=0.0)
     distinct = {(k if w or target.evaluation == "rows" else 1, w) for k, w in SHAPES}
     assert cells(found) == {(k, w, context): 1 for k, w in distinct for context in (8, 40)}
     assert cells(found, "time") == {cell: 2 for cell in cells(found)}
