@@ -11,9 +11,8 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from specdec import signals
 from specdec.errors import EnvironmentFault, Terminated, UsageError
@@ -24,17 +23,11 @@ _NOTICED_S = 2.0  # a process closes its connections a moment before it is seen 
 _COLLECTIVE = re.compile(r"gloo|nccl|connection (reset|closed|refused)|timed out|process group", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class _Group:
-    """The processes that have met.
+class _Group(NamedTuple):
+    """The processes that have met."""
 
-    Attributes:
-        control: group for decisions, on the host.
-        processes: host and process number by rank.
-    """
-
-    control: Any
-    processes: Sequence[tuple[str, int]]
+    control: Any  # their group for decisions, on the host
+    processes: Sequence[tuple[str, int]]  # host and process number by rank
 
 
 _group: _Group | None = None

@@ -15,7 +15,7 @@ def composed_parts(drafter: str, *overrides: str, changes: Mapping[str, Any] | N
 
     Args:
         overrides: as on the command line.
-        changes: other values of the drafter, nested as its own are.
+        changes: other values of the three, nested as theirs are.
     """
     from omegaconf import OmegaConf
 
@@ -23,8 +23,8 @@ def composed_parts(drafter: str, *overrides: str, changes: Mapping[str, Any] | N
     parts = {
         name: OmegaConf.to_container(composed[name], resolve=True) for name in ("drafter", "structure", "verifier")
     }
-    parts["drafter"] = OmegaConf.to_container(OmegaConf.merge(parts["drafter"], dict(changes or {})))
-    return parts
+    changed: Any = OmegaConf.to_container(OmegaConf.merge(parts, dict(changes or {})))
+    return dict(changed)
 
 
 def composed_config(*overrides: str) -> Any:

@@ -204,18 +204,15 @@ def _beside(name: str, settings: DrafterSettings) -> DrafterSettings:
     are, even where the YAMLs have changed since: a run's `config.yaml` runs it again.
     """
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
 
     changes = asdict(settings)
     # A name may be that of a YAML with some values changed, so what it composes to has the last word on it.
     named = [f"{part}={changes[part].pop('name')}" for part in ("structure", "verifier") if "name" in changes[part]]
     try:
-        values = composed_parts(name, *named)
+        return validated(DrafterSettings, composed_parts(name, *named, changes=changes))
     except HydraException as error:
         drafters.get(name)  # says which names there are
         raise UsageError(f"Bad value measurement.drafters={name}: {str(error).splitlines()[0]}.") from None
-    merged = {part: OmegaConf.merge(values[part], changes[part]) for part in changes}
-    return validated(DrafterSettings, {part: OmegaConf.to_container(each) for part, each in merged.items()})
 
 
 def _budget(config: RunConfig) -> float | None:

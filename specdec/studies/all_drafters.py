@@ -85,7 +85,7 @@ class AllDrafters(Study):
         for name in drafters.names():
             if name in config.leave_out:
                 continue
-            values = composed_parts(name, changes=config.drafters.get(name))
+            values = composed_parts(name, changes={"drafter": config.drafters.get(name, {})})
             try:
                 drafter = drafters.build(values["drafter"], target=target)
             except UsageError as error:

@@ -100,7 +100,7 @@ class Batching(Study):
             )
         made: dict[str, Drafter] = {}
         for name in self._config.drafters:
-            values = composed_parts(name, changes=self._config.drafter_settings.get(name))["drafter"]
+            values = composed_parts(name, changes={"drafter": self._config.drafter_settings.get(name, {})})["drafter"]
             made[name] = drafters.build(values, target=bench.parts.target)
             if "chain" not in made[name].capabilities.fills:
                 raise UsageError(
