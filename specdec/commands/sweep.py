@@ -28,7 +28,7 @@ from specdec.errors import Interrupted, SpecdecError, UsageError
 from specdec.folder.earlier_runs import KeptRun
 from specdec.progress import verbose
 from specdec.signals import interruptible, unswallowed
-from specdec.text.writing import write_atomically
+from specdec.text.writing import read_json, write_atomically
 from specdec.tracking.writer import PARENT_RUN, SWEEP_CELL, TrackedRun, check_store, tracked_run
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class SweepParent(Callback):
             if opened.sentence:
                 print(opened.sentence, file=sys.stderr)
             for path in _outcomes(opened.folder):  # of earlier sittings: failed cells run again
-                if path.is_file() and json.loads(path.read_text(encoding="utf-8"))["exit_code"] != 0:
+                if (read_json(path) or {}).get("exit_code"):
                     path.unlink()
             redirect(config, opened.folder)
             tags = {"specdec.role": "sweep", "specdec.overrides": " ".join(overrides)}
@@ -268,7 +268,7 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
         sweep.run.curves({f"sweep/{name}/{label}": points for label, points in drawn.items()})
         sweep.run.curve_children(f"sweep/{name}", drawn)
     facts = (path.with_name(name) for path in _outcomes(folder) for name in ("plan.json", "run.json"))
-    simulated = any(json.loads(path.read_text("utf-8")).get("simulated") for path in facts if path.is_file())
+    simulated = any((read_json(path) or {}).get("simulated") for path in facts)
     table = Table(title="Simulated" if simulated else None)  # the times of some cell come from a cost model
     for name in header:
         table.add_column(name.replace("_", " "), overflow="fold")

@@ -3,7 +3,6 @@
 It is made of the plan, before a weight is read.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from specdec.models.gguf_model import gguf_metadata, stored_weights
 from specdec.models.load import model_path, resolve_device, resolve_dtype
 from specdec.models.model_files import is_gguf
 from specdec.plan.plan import Plan
+from specdec.text.writing import read_json
 
 _UNTOLD = re.compile(r"\((R|TM)\)| CPU| Processor| @.*")  # parts of a processor's name that tell nothing
 
@@ -71,12 +71,8 @@ def _dtype(target: Mapping[str, Any], device: torch.device) -> str:
         form, own = stored_weights(gguf_metadata(name))
         if own is None:
             return f"float32 (to which the {form} weights of its file are dequantised)"
-    try:  # the format that the configuration in the model's folder names
-        content = (Path(name) / "config.json").read_text(encoding="utf-8")
-        values = json.loads(content)
+    if values := read_json(Path(name) / "config.json"):  # in the model's folder; not of a hub id or a GGUF file
         own = getattr(torch, str(values.get("dtype") or values.get("torch_dtype")), None)
-    except (OSError, ValueError, AttributeError):
-        pass  # a hub id, a GGUF file
     if not isinstance(own, torch.dtype):
         return "the model's own number format (float32 where this machine would emulate it)"
     found = model_arithmetic(None, own, device)
