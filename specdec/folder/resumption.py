@@ -148,8 +148,8 @@ def begun(
             dropped = f"; dropped: {', '.join(damaged)}, which cannot be read" if damaged else ""
             sentence = f"Going on with the run in {folder}: {counted(len(kept), 'prompt')}{of} kept{dropped}."
             # As calls were made first: programs may have come, or gone, since then, and one run has one pace.
-            first = {name: each[name] for each in before[:1] for name in ("compilation",) if name in each}
-            sittings = (*before, {**sitting, **first, "prompts_kept": len(kept)})
+            first = before[0].get("compilation", made) if before else made
+            sittings = (*before, {**sitting, "compilation": first, "prompts_kept": len(kept)})
             beginning = Beginning(beginning.results, kept, sittings, sentence)
         elif chosen:
             sentence = f"The unfinished run in {folder} begins again: it keeps nothing on the way."
