@@ -149,20 +149,16 @@ def starts_along(
         text, request, states: see `agreement`.
     """
     size, gamma, prompt = len(text), structure.gamma, request.prompt
-    given = None
-    if drafter.capabilities.reads_states:
-        given = (states or TextStates(target)).of(prompt, text)
+    given = (states or TextStates(target)).of(prompt, text) if drafter.capabilities.reads_states else None
     chances = drafter.chances(prompt, text, given, gamma)
     if chances is not None:
-        q = chances.double().cpu().numpy()
-        reach = np.full(size, gamma)
-        if given is not None and not len(prompt) - 1:
+        q, reach = chances.double().cpu().numpy(), np.full(size, gamma)
+        if given is not None and len(prompt) == 1:
             reach[0] = 0  # there is no state before the second token
     else:
-        possible, reach = None, np.zeros(size, dtype=int)
+        possible, (reach, accepted) = None, np.zeros((2, size), dtype=int)
         if isinstance(drafter, Lookup):
             (possible,) = drafter.possible_rounds(prompt, text, request.max_new_tokens, [structure])
-        accepted = np.zeros(size, dtype=int)
         if possible is not None:
             reach, accepted = possible.offered, possible.accepted
         else:
