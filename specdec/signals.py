@@ -52,6 +52,13 @@ def unswallowed() -> Iterator[None]:
         raise
 
 
+def interruption(signum: int) -> Interrupted:
+    """Return the error that stands for a signal: its sentence, and the exit code that shells give."""
+    name = signal.Signals(signum).name
+    kind = Terminated if signum == signal.SIGTERM else Interrupted
+    return kind(f"Stopped by {name}; what was finished is on disk.", 128 + signum)
+
+
 def end_at_once(signum: int) -> None:
     """End the process without another step, as a second signal asks."""
     os.write(2, b"specdec: Ended at once by a second signal.\n")
@@ -61,7 +68,5 @@ def end_at_once(signum: int) -> None:
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     if _received:
         end_at_once(signum)
-    kind = Terminated if signum == signal.SIGTERM else Interrupted
-    sentence = f"Stopped by {signal.Signals(signum).name}; what was finished is on disk."
-    _received.append(kind(sentence, 128 + signum))  # the exit code that shells give
+    _received.append(interruption(signum))
     raise _received[0]
