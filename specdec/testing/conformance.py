@@ -94,14 +94,13 @@ def cases_of(make: Make, capabilities: DrafterCapabilities) -> list[ConformanceC
     cases = [ConformanceCase("something is proposed", partial(_something_is_proposed, make, capabilities))]
     for structure in sorted(capabilities.fills & FILL.keys()):
         subject = _subject(make, capabilities, structure)
-        for check in (*CHECKS, *CHAIN_CHECKS) if structure == "chain" else CHECKS:
-            cases.append(ConformanceCase(f"{structure}: {_words(check)}", partial(check, subject)))
+        checks = (*CHECKS, *CHAIN_CHECKS) if structure == "chain" else CHECKS
+        cases += _cases(subject, *checks, prefix=f"{structure}: ")
         exact = partial(drafter_checks, make, verifiers.build({"name": "speculative_sampling"}), structure)
         rule, shape = verifiers.build({"name": "greedy"}), small_structure(structure, _DEPTH)
         greedy = partial(drafter_identity, make, rule, shape)
-        for name, checks in (("exact law of texts", exact), ("greedy identity", greedy)):
-            run = partial(_all_passed, checks, capabilities.lossless)
-            cases.append(ConformanceCase(f"{structure}: {name}", run))
+        for name, proof in (("exact law of texts", exact), ("greedy identity", greedy)):
+            cases.append(ConformanceCase(f"{structure}: {name}", partial(_all_passed, proof, capabilities.lossless)))
     return cases
 
 
@@ -116,8 +115,8 @@ def verifier_cases(name: str, **changes: Any) -> list[ConformanceCase]:
     for structure in sorted(verifier.capabilities.handles & FILL.keys()):
         exact = partial(rule_checks, verifier, structure)
         greedy = partial(identity_checks, verifier, small_structure(structure, _DEPTH))
-        for what, checks in (("exact law of rounds and texts", exact), ("greedy identity", greedy)):
-            run = partial(_all_passed, checks, verifier.capabilities.lossless)
+        for what, proof in (("exact law of rounds and texts", exact), ("greedy identity", greedy)):
+            run = partial(_all_passed, proof, verifier.capabilities.lossless)
             cases.append(ConformanceCase(f"{structure}: {what}", run))
     return cases
 
@@ -128,7 +127,7 @@ def structure_cases(name: str, **changes: Any) -> list[ConformanceCase]:
     Args, raises: as of `drafter_cases`.
     """
     structure = structures.build(_values("structure", name) | changes)
-    return [ConformanceCase(_words(check), partial(check, structure)) for check in _STRUCTURE_CHECKS]
+    return _cases(structure, something_is_asked_for, every_depth_below_is_there, exact_law_of_a_round)
 
 
 def target_cases(name: str, **changes: Any) -> list[ConformanceCase]:
@@ -138,7 +137,14 @@ def target_cases(name: str, **changes: Any) -> list[ConformanceCase]:
     Args, raises: as of `drafter_cases`.
     """
     target = targets.build(_values("target", name) | changes, sampling=_SAMPLED)
-    return [ConformanceCase(_words(check), partial(check, target)) for check in _TARGET_CHECKS]
+    return _cases(
+        target,
+        the_law_follows_the_text,
+        a_draft_is_verified_as_it_is_scored,
+        the_accepted_path_is_kept_and_the_rest_is_not,
+        discarded_drafts_leave_nothing,
+        a_new_text_begins_anew,
+    )
 
 
 def prompts_cases(name: str, **changes: Any) -> list[ConformanceCase]:
@@ -147,7 +153,13 @@ def prompts_cases(name: str, **changes: Any) -> list[ConformanceCase]:
     Args, raises: as of `drafter_cases`.
     """
     source = prompts.build(_values("prompts", name) | changes)
-    return [ConformanceCase(_words(check), partial(check, source)) for check in _PROMPT_CHECKS]
+    return _cases(
+        source,
+        something_is_read,
+        each_prompt_has_an_id_of_its_own,
+        each_prompt_is_text_or_tokens,
+        another_call_reads_the_same,
+    )
 
 
 def _values(group: str, name: str) -> dict[str, Any]:
@@ -167,8 +179,9 @@ def _values(group: str, name: str) -> dict[str, Any]:
     return dict(values)
 
 
-def _words(check: Callable[..., None]) -> str:
-    return check.__name__.replace("_", " ")
+def _cases(part: Any, *checks: Callable[[Any], None], prefix: str = "") -> list[ConformanceCase]:
+    """Return a case for each check of a part, which is named as the check is."""
+    return [ConformanceCase(prefix + check.__name__.replace("_", " "), partial(check, part)) for check in checks]
 
 
 def _subject(make: Make, capabilities: DrafterCapabilities, structure: str) -> Subject:
@@ -332,23 +345,3 @@ def each_prompt_is_text_or_tokens(source: PromptSource) -> None:
 
 def another_call_reads_the_same(source: PromptSource) -> None:
     require(list(source.read().entries) == list(source.read().entries), "Two calls of `read` give different prompts.")
-
-
-_STRUCTURE_CHECKS: tuple[Callable[[Structure], None], ...] = (
-    something_is_asked_for,
-    every_depth_below_is_there,
-    exact_law_of_a_round,
-)
-_TARGET_CHECKS: tuple[Callable[[Target], None], ...] = (
-    the_law_follows_the_text,
-    a_draft_is_verified_as_it_is_scored,
-    the_accepted_path_is_kept_and_the_rest_is_not,
-    discarded_drafts_leave_nothing,
-    a_new_text_begins_anew,
-)
-_PROMPT_CHECKS: tuple[Callable[[PromptSource], None], ...] = (
-    something_is_read,
-    each_prompt_has_an_id_of_its_own,
-    each_prompt_is_text_or_tokens,
-    another_call_reads_the_same,
-)
