@@ -39,20 +39,6 @@ def trees_of(entries: Sequence[Measured], heads: str | None = None) -> list[Meas
     return [entry for entry in entries if entry["shape"] != ACCURACY and heads in (None, entry["heads"])]
 
 
-def searched_accuracy(entries: Sequence[Measured]) -> list[list[float]]:
-    """Return the chances by depth and rank that the searched tree is built from, both kinds of heads together."""
-    return next([list(level) for level in entry["accuracy"]] for entry in entries if entry["shape"] == ACCURACY)
-
-
-def searched_paths(entries: Sequence[Measured]) -> dict[str, list[tuple[int, ...]]]:
-    """Return by kind of heads the rank paths that its trees are searched with, each as often as it was counted."""
-    counts = {entry["heads"]: entry["paths"] for entry in entries if entry["shape"] == ACCURACY}
-    return {
-        heads: [tuple(map(int, path.split())) for path, times in entry.items() for _ in range(times)]
-        for heads, entry in counts.items()
-    }
-
-
 def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
     """Return the section on trees of heads; where there is no result yet, one that says what makes it."""
     title = "Which tree for heads"

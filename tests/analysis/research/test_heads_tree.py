@@ -5,7 +5,7 @@ from oracles.path_trees import tree_of_paths
 
 from specdec.analysis.research import heads_tree
 from specdec.analysis.research.heads_ablation import difference
-from specdec.analysis.research.heads_tree import CHANCES, DRAWN, JOINT, OWN
+from specdec.analysis.research.heads_tree import ACCURACY, CHANCES, DRAWN, JOINT, OWN
 from specdec.structures import structures
 from specdec.theory.trees import best_tree
 
@@ -19,13 +19,17 @@ def test_the_trees_that_come_along_are_those_that_were_judged():
     found = heads_tree.load_trees()
     (section,) = heads_tree.tree_sections()
     assert section.text and len(section.tables[0][1]) == len(heads_tree.trees_of(found))
-    paths = heads_tree.searched_paths(found)
+    counted = {each["heads"]: each for each in found if each["shape"] == ACCURACY}
+    paths = {
+        heads: [tuple(map(int, path.split())) for path, times in each["paths"].items() for _ in range(times)]
+        for heads, each in counted.items()
+    }
     judged = {(each["heads"], each["shape"]): each["parents"] for each in heads_tree.trees_of(found)}
     assert shipped("heads_medusa") == judged["medusa", OWN] == list(tree_of_paths(paths["medusa"], 8).parents)
     assert shipped("heads") == judged["grounded", DRAWN] == judged["medusa", DRAWN]
     both = list(tree_of_paths(paths["medusa"] + paths["grounded"], 8).parents)
     assert judged["medusa", JOINT] == judged["grounded", JOINT] == both
-    chances = list(best_tree(heads_tree.searched_accuracy(found), 8, 4).parents)
+    chances = list(best_tree(counted["medusa"]["accuracy"], 8, 4).parents)
     assert judged["medusa", CHANCES] == judged["grounded", CHANCES] == chances
     # The YAMLs of the trees say these differences.
     trees = {(each["heads"], each["shape"]): each for each in heads_tree.trees_of(found)}
