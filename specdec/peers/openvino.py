@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, DynamicLayer
 
 from specdec.decode import cut
 from specdec.drafters.small_model import SmallModel
@@ -300,42 +300,11 @@ def written_bytes(model: Any) -> int:
     return 4 * sum(weight.numel() for weight in model.parameters())
 
 
-class _JoinedLayer(CacheLayerMixin):
-    """Keys and values [B, H, S, head] of one layer in a graph: what a call is given with its own behind."""
-
-    is_sliding = False
-
-    def __init__(self, keys: Tensor | None = None, values: Tensor | None = None) -> None:
-        super().__init__()
-        self.keys, self.values = keys, values
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise NotImplementedError("the layer begins with what it is given")
-
-    @property
-    def states(self) -> tuple[Tensor, Tensor]:
-        assert self.keys is not None and self.values is not None
-        return self.keys, self.values
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        self.keys = key_states if self.keys is None else torch.cat([self.keys, key_states], dim=2)
-        self.values = value_states if self.values is None else torch.cat([self.values, value_states], dim=2)
-        return self.states
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return 0 if self.keys is None else self.keys.shape[2]
-
-    def get_max_length(self) -> int:
-        return -1
-
-    # transformers 5.17 asks for the same number under this name.
-    get_max_cache_shape = get_max_length
+def _layer(keys: Tensor, values: Tensor) -> DynamicLayer:
+    """Return a layer of a cache that begins with keys and values [B, H, S, head]."""
+    layer = DynamicLayer()
+    layer.keys, layer.values, layer.is_initialized = keys, values, True
+    return layer
 
 
 class _Graph(nn.Module):
@@ -347,10 +316,10 @@ class _Graph(nn.Module):
 
     def state_shapes(self) -> list[tuple[int, int]]:
         """Return heads and size of a head for the keys and the values of every layer in turn."""
-        layers = [_JoinedLayer() for _ in range(self.model.config.get_text_config().num_hidden_layers)]
+        layers = [DynamicLayer() for _ in range(self.model.config.get_text_config().num_hidden_layers)]
         token = torch.zeros(1, 1, dtype=torch.long)
         self._logits(token, torch.ones_like(token), token, layers)
-        return [(states.shape[1], states.shape[3]) for layer in layers for states in layer.states]
+        return [(states.shape[1], states.shape[3]) for layer in layers for states in (layer.keys, layer.values)]
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, beam_idx: Tensor, *past: Tensor
@@ -363,12 +332,12 @@ class _Graph(nn.Module):
             past: keys and values [B, H, P, head] of every layer in turn.
         """
         kept = [states.index_select(0, beam_idx) for states in past]
-        layers = [_JoinedLayer(*kept[place : place + 2]) for place in range(0, len(kept), 2)]
+        layers = [_layer(*kept[place : place + 2]) for place in range(0, len(kept), 2)]
         logits = self._logits(input_ids, attention_mask, position_ids, layers)
-        return logits, *(states for layer in layers for states in layer.states)
+        return logits, *(states for layer in layers for states in (layer.keys, layer.values))
 
     def _logits(
-        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, layers: list[_JoinedLayer]
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, layers: list[DynamicLayer]
     ) -> Tensor:
         slots = torch.arange(attention_mask.shape[1])
         own = slots[attention_mask.shape[1] - input_ids.shape[1] :]
