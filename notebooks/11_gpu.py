@@ -24,20 +24,20 @@
 #
 # `python tests/benchmarks/gpu.py --out analysis/results/gpu.json` measures all of it on a GPU, in less than nine
 # minutes and with torch and transformers alone: a model of Llama-2-7B's shape and a drafter of 1.1 G parameters, random
-# weights in bfloat16. Without that file, every section here is made of toys on the spot, which the page says.
+# weights in bfloat16.
 
 # %%
 from IPython.display import Markdown
 
 from specdec.analysis.pages import notebook
-from specdec.analysis.research.gpu_limit import RESULT, answer, demonstration, read_gpu
+from specdec.analysis.research.gpu_limit import answer, read_gpu
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # of the other notebooks; this one reads a file of the repository
 experiment = "specdec"
 
 # %%
-measurement = read_gpu(RESULT) or demonstration()
+measurement = read_gpu()
 sections = measurement.sections()
 Markdown(measurement.origin)
 

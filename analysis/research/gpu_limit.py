@@ -3,9 +3,6 @@ adds to them, the forced oracle against its formula, and transformers beside our
 """
 
 import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +17,6 @@ from ..intervals import Interval
 from ..sections import Section
 
 RESULT = Path(__file__).parents[1] / "results" / "gpu.json"
-SCRIPT = Path(__file__).parents[2] / "tests" / "benchmarks" / "gpu.py"
 COMMAND = "python tests/benchmarks/gpu.py --out analysis/results/gpu.json"
 _MS, _GB = 1e3, 1e9
 
@@ -33,16 +29,11 @@ class GpuMeasurement:
     source: str  # where it is from, for messages
 
     @property
-    def measured(self) -> bool:
-        """Tell if its times come from a GPU and models of full size; all others only show what the pages look like."""
-        return bool(self.found["measured"])
-
-    @property
     def origin(self) -> str:
         """Words for where the figures come from, which every page begins with."""
         versions = self.found["versions"]
         where = f"{self.found['device']['name']}, torch {versions['torch']}, commit {str(self.found['commit'])[:12]}"
-        if self.measured:
+        if self.found["measured"]:  # on a GPU, with models of full size
             return f"Measured on {where}, {self.found['captured']}."
         return (
             f"No figure here comes from a GPU: toys on {where}, which show what the page looks like and say nothing "
@@ -73,10 +64,8 @@ class GpuMeasurement:
         return tuple(made)
 
 
-def read_gpu(path: Path) -> GpuMeasurement | None:
-    """Read a file of the script; None where there is none. UsageError if it is no such file."""
-    if not path.exists():
-        return None
+def read_gpu(path: Path = RESULT) -> GpuMeasurement:
+    """Read a file of the script. UsageError if it is no such file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found["sections"], dict) or not {"measured", "device", "versions"} <= found.keys():
@@ -84,22 +73,6 @@ def read_gpu(path: Path) -> GpuMeasurement | None:
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(f"{path} was not written by the GPU measurement; make it again: {COMMAND}.") from None
     return GpuMeasurement(found, str(path))
-
-
-def demonstration() -> GpuMeasurement:
-    """Return a file of toys on the CPU, made on the spot: it shows what the pages look like, and measures nothing.
-    UsageError if there is no checkout to find the script in, or it failed.
-    """
-    if not SCRIPT.exists():
-        raise UsageError(f"The GPU measurement is part of a checkout of the repository; run there: {COMMAND}.")
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "gpu.json"
-        command = [sys.executable, str(SCRIPT), "--device", "cpu", "--tiny", "--out", str(out)]
-        ended = subprocess.run(command, capture_output=True, text=True)
-        found = read_gpu(out)
-    if found is None:
-        raise UsageError(f"{SCRIPT} wrote nothing: {(ended.stderr.strip() or 'no message').splitlines()[-1]}")
-    return found
 
 
 def _correctness(title: str, part: Mapping[str, Any]) -> Section:

@@ -51,12 +51,12 @@ def test_every_section_answers_with_its_numbers(kept):
 
 def test_a_file_of_another_kind_is_refused(kept, tmp_path):
     path = tmp_path / "gpu.json"
-    assert read_gpu(path) is None
-    for content in ("{", "[]", "{}", json.dumps({"sections": []})):
-        path.write_text(content)
+    for content in (None, "{", "[]", "{}", json.dumps({"sections": []})):
+        if content is not None:
+            path.write_text(content)
         with pytest.raises(UsageError, match=r"gpu\.json was not written by the GPU measurement"):
             read_gpu(path)
-    assert read_gpu(RESULT).measured
+    assert read_gpu().found["measured"]
     older = {**kept, "sections": {"oracle": {"status": "done", "complete": True, "rows": [{"gamma": 1}]}}}
     with pytest.raises(UsageError, match="section 'oracle' lacks"):
         GpuMeasurement(older, "gpu.json").sections()
