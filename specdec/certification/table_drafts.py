@@ -7,28 +7,13 @@ import torch
 from torch import Tensor
 
 from specdec.drafters.base import Drafter, DrafterCapabilities
-from specdec.records import Draft, TextStart, Tree, chain_tree
-from specdec.sampling import sample
+from specdec.records import Draft, TextStart, Tree
 from specdec.structures.base import Structure, structures
 from specdec.tree_building.siblings import How, grow
 
 
-def fill_chain(structure: Structure, q: Tensor, root: int, generator: Any, way: How) -> Draft:
-    """Draft gamma tokens, each drawn from the row of the one before, or its most likely token."""
-    tokens: list[int] = []
-    rows: list[Tensor] = []
-    for _ in range(structure.gamma):
-        rows.append(q[tokens[-1] if tokens else root])
-        tokens.append(int(rows[-1].argmax()) if way == "ranked" else int(sample(rows[-1], generator)))
-    return Draft(
-        torch.tensor(tokens, dtype=torch.long),
-        chain_tree(len(tokens)),
-        torch.stack(rows) if way != "ranked" and rows else None,
-    )
-
-
-def fill_branches(structure: Structure, q: Tensor, root: int, generator: Any, way: How) -> Draft:
-    """Fill rows or a tree, level by level."""
+def fill(structure: Structure, q: Tensor, root: int, generator: Any, way: How) -> Draft:
+    """Fill a chain, rows or a tree level by level, the children of each node by its row of q."""
 
     def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
         return q[[root if node < 0 else int(tokens[node]) for node in nodes]]
@@ -38,13 +23,13 @@ def fill_branches(structure: Structure, q: Tensor, root: int, generator: Any, wa
 
 def fill_by_confidence(structure: Structure, q: Tensor, root: int, generator: Any, way: How) -> Draft:
     """Fill a tree that follows the confidence of the table, which is made of logits."""
-    return fill_branches(structure, q.log(), root, generator, way)
+    return fill(structure, q.log(), root, generator, way)
 
 
 FILL: dict[str, Callable[..., Draft]] = {
-    "chain": fill_chain,
-    "rows": fill_branches,
-    "tree": fill_branches,
+    "chain": fill,
+    "rows": fill,
+    "tree": fill,
     "dynamic": fill_by_confidence,
 }
 """By the name of a structure, the function that fills it from a table. A structure without one cannot be enumerated."""

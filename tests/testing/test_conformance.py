@@ -5,7 +5,7 @@ from unittest import SkipTest
 import pytest
 import torch
 
-from specdec.certification.table_drafts import fill_chain
+from specdec.certification.table_drafts import fill
 from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.errors import UsageError
 from specdec.records import EMPTY, Draft, Source, chain_tree
@@ -92,7 +92,7 @@ class Drawn(Follower):
     def draft(self, structure):
         table = torch.tensor([[0.5, 0.2, 0.1, 0.1, 0.1]]).expand(5, 5).double()[:, : self.size]
         table = table / table.sum(-1, keepdim=True)
-        draft = fill_chain(structure, table, self.text[-1], self.source or self.generator, "independent")
+        draft = fill(structure, table, self.text[-1], self.source or self.generator, "independent")
         q = draft.q.roll(1, dims=-1) if self.wrong and draft.q is not None else draft.q
         return Draft(draft.tokens, draft.tree, q, (Source("drawn", 0),) * len(draft))
 
