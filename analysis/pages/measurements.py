@@ -258,7 +258,7 @@ def _prediction(path: Path) -> tuple[str, Table]:
 
 def _real_model(path: Path) -> tuple[str, Table]:
     table: Table = []
-    for line in load_real(ALONG, path):
+    for line in load_real(path, ALONG):
         if not line["temperature"]:
             rates = dict(zip(line["gammas"], line["tokens_per_round"], strict=True))
             row = {"prompts": SETS[line["set"]], "drafter": line["name"], "tokens": line["tokens"]}

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from specdec.errors import UsageError
 
 from ..figures import pictures, style
-from ..intervals import Interval
 from ..sections import Section, counted
 from .heads_ablation import COMMAND, GROUNDED, RESULT, TREE, WORDS, Measured, deepest, load_ablation, steepness
 
@@ -33,7 +32,7 @@ def panels_section(path: Path | str = RESULT) -> Section:
     variants = {words: entry for name, words in WORDS.items() if (entry := deepest(entries, name, TREE))}
     if plain is None or not variants:
         return Section(TITLE, (f"The ablations lack {GROUNDED} or its variants: `{COMMAND}` measures them.",))
-    beyond = {words: by_head(entry, plain) for words, entry in variants.items()}
+    beyond = {words: list(steepness(entry, plain).heads["difference"]) for words, entry in variants.items()}
     prompts = counted(len(plain["by_prompt"]["prompts"]), "prompt")
     told = []
     for label, side in (("Right more often", 1), ("Less often", -1)):
@@ -70,13 +69,6 @@ def panels_section(path: Path | str = RESULT) -> Section:
         "first choice; open: it is among five. Grey: plain grounded heads.",
     )
     return Section(TITLE, text, ((caption, table),), (("heads_accuracy_panels", figure),))
-
-
-def by_head(variant: Measured, plain: Measured) -> list[Interval]:
-    """Return for each head how much more often its first choice is the target's own token than that of the plain
-    heads, the same prompts resampled for both.
-    """
-    return list(steepness(variant, plain).heads["difference"])
 
 
 @style.in_style

@@ -34,21 +34,19 @@ MODELS = dict(zip(NAMES, ("capped_geometric.text", "markov", "stretches"), stric
 SHOWN = "ngram"  # the drafter of the figure
 
 
-def load_real(part: str, path: Path | str = RESULT) -> list[Measured]:
-    """Return what was measured so far in one part of the benchmark. UsageError for a file of another kind."""
-    return [line for line in _load(path) if line["part"] == part]
-
-
-def _load(path: Path | str) -> list[Measured]:
+def load_real(path: Path | str, *parts: str) -> list[Measured]:
+    """Return what was measured so far in some parts of the benchmark. UsageError for a file of another kind."""
     kind = "measurements of a real model"
-    return load_figures(path, COMMAND, "measurements", kind, list) if Path(path).is_file() else []
+    lines = load_figures(path, COMMAND, "measurements", kind, list) if Path(path).is_file() else []
+    return [line for line in lines if line["part"] in parts]
 
 
 def claim_runs(path: Path | str = RESULT) -> dict[str, Measured]:
     """Return what was measured so far under the names of the runs that claims rest on (`claim_results`). There is no
     smaller model with the target's tokens: `layer_skip` stands for it.
     """
-    found = {(line["part"], line["set"], line["temperature"], line["name"]): line for line in _load(path)}
+    lines = load_real(path, ALONG, DECODING, STUDY)
+    found = {(line["part"], line["set"], line["temperature"], line["name"]): line for line in lines}
     wanted = {
         "small_model": (DECODING, "humaneval", 0, "layer_skip"),
         "small_model_sampled": (DECODING, "humaneval", 1, "layer_skip"),
@@ -63,19 +61,17 @@ def claim_runs(path: Path | str = RESULT) -> dict[str, Measured]:
 
 def heads_sessions(path: Path | str = RESULT) -> list[Measured]:
     """Return the figures of the sessions with both kinds of heads, as `grounded_gain.sessions` has them."""
-    lines = [line for line in _load(path) if line["part"] == HEADS]
-    return [{**row, "prompts": line["set"], "count": line["count"]} for line in lines for row in line["figures"]]
+    return [
+        {**row, "prompts": line["set"], "count": line["count"]}
+        for line in load_real(path, HEADS)
+        for row in line["figures"]
+    ]
 
 
 def real_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
     """Return what pays, how wrong the formula is, what advice foretold, and whether grounding pays."""
-    decoded, along = load_real(DECODING, path), load_real(ALONG, path)
-    return (
-        pays_section(decoded),
-        formula_section(along, decoded),
-        advice_section(decoded),
-        grounding_section(load_real(HEADS, path)),
-    )
+    decoded, along, heads = (load_real(path, part) for part in (DECODING, ALONG, HEADS))
+    return pays_section(decoded), formula_section(along, decoded), advice_section(decoded), grounding_section(heads)
 
 
 def pays_section(decoded: Sequence[Measured]) -> Section:
@@ -85,7 +81,10 @@ def pays_section(decoded: Sequence[Measured]) -> Section:
         return _missing(title, DECODING)
     told, table, categories = [], [], []
     bars: dict[str, dict[str, Interval]] = {}
-    for where, lines in _sessions(decoded).items():
+    sessions: dict[str, list[Measured]] = {}
+    for line in decoded:
+        sessions.setdefault(_where(line), []).append(line)
+    for where, lines in sessions.items():
         fast = {(line["name"], gamma): speedup(line, gamma) for line in lines for gamma in line["arms"]}
         (name, gamma), best = max(fast.items(), key=lambda item: item[1].estimate)
         paying = dict.fromkeys(drafter for (drafter, _), value in fast.items() if value.low > 1)
@@ -96,14 +95,15 @@ def pays_section(decoded: Sequence[Measured]) -> Section:
         else:
             told.append(f"on {where} none beyond chance: the best is {name} with drafts of {gamma}, {best:.2f}")
         for line in lines:
-            row = {"prompts": where, "drafter": line["name"], "tokens per round": f"{_rate(line):.2f}"}
+            row = {"prompts": where, "drafter": line["name"]}
+            row["tokens per round"] = f"{tokens_per_round(line, str(line['gamma'])):.2f}"
             row |= {f"speedup at {at}": f"{fast[line['name'], at]:.2f}" for at in sorted(line["arms"], key=int)}
             identical = line["metrics"].get("lossless/identical")
             table.append(row | {"outputs as plain": "drawn" if identical is None else f"{identical:.0%}"})
             bars.setdefault(line["name"], {})[where] = max(
                 (fast[line["name"], at] for at in line["arms"]), key=lambda value: value.estimate
             )
-        categories += _by_category([line for line in lines if line["name"] == name], where)
+            categories += _by_category(line, where) if line["name"] == name else []
     wide = pd.DataFrame(table)
     speeds = sorted((name for name in wide if name.startswith("speedup at")), key=lambda name: int(name.split()[-1]))
     columns = ["prompts", "drafter", "tokens per round", *speeds, "outputs as plain"]
@@ -221,30 +221,15 @@ def _where(line: Measured) -> str:
     return f"{SETS[line['set']]}, {heat}"
 
 
-def _sessions(lines: Sequence[Measured]) -> dict[str, list[Measured]]:
-    found: dict[str, list[Measured]] = {}
-    for line in lines:
-        found.setdefault(_where(line), []).append(line)
-    return found
-
-
-def _rate(line: Measured) -> Interval:
-    """Return tokens per round at the drafter's own draft length."""
-    return tokens_per_round(line, str(line["gamma"]))
-
-
-def _by_category(lines: Sequence[Measured], where: str) -> list[dict[str, str]]:
+def _by_category(line: Measured, where: str) -> list[dict[str, str]]:
     """Return speedup and tokens per round of the categories that were logged."""
-    rows = []
-    for line in lines:
-        metrics = line["metrics"]
-        names = [key.split("/")[1] for key in metrics if key.startswith("category/") and key.endswith("/speedup")]
-        for name in names:
-            values = [
-                Interval.from_metrics(metrics, f"category/{name}/{what}") for what in ("tokens_per_round", "speedup")
-            ]
-            row = {"prompts": where, "category": name.replace("_", " "), "drafter": str(line["name"])}
-            rows.append(row | dict(zip(("tokens per round", "speedup"), map("{:.2f}".format, values), strict=True)))
+    rows, metrics = [], line["metrics"]
+    for name in [key.split("/")[1] for key in metrics if key.startswith("category/") and key.endswith("/speedup")]:
+        row = {"prompts": where, "category": name.replace("_", " "), "drafter": str(line["name"])}
+        for what in ("tokens_per_round", "speedup"):
+            value = Interval.from_metrics(metrics, f"category/{name}/{what}")
+            row[what.replace("_", " ")] = f"{value:.2f}"
+        rows.append(row)
     return rows
 
 
