@@ -8,6 +8,7 @@ that differs.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,24 +78,8 @@ def _decisions(
         yield p[0], tokens, p[path[0] + 1] if path else None
 
 
-class _Mean:
-    """The mean of laws [V], in float64 on the host."""
-
-    def __init__(self) -> None:
-        self.total: np.ndarray | None = None
-        self.number = 0
-        self._last: tuple[Tensor | None, np.ndarray] = (None, np.zeros(0))
-
-    def add(self, law: Tensor) -> None:
-        if self._last[0] is None or self._last[0].data_ptr() != law.data_ptr():
-            self._last = law, law.double().cpu().numpy()
-        self.total = self._last[1].copy() if self.total is None else self.total + self._last[1]
-        self.number += 1
-
-    @property
-    def law(self) -> np.ndarray:
-        assert self.total is not None
-        return self.total / self.number
+def _on_host(law: Tensor) -> np.ndarray:
+    return law.double().cpu().numpy()
 
 
 @torch.inference_mode()
@@ -111,19 +96,18 @@ def redraw(arm: Arm, request: Request, wanted: int, asked: CertificateConfig, la
     """
     _go_to(arm, request, wanted)
     target, generator = arm.target, request.accept_generator
-    first, counts = _Mean(), Counter[int]()
-    pairs: defaultdict[int, Counter[int]] = defaultdict(Counter)
-    seconds: defaultdict[int, _Mean] = defaultdict(_Mean)
-    alone = Counter[int]()
+    total, seconds = np.zeros(target.vocab_size), defaultdict[int, Any](float)  # sums of laws [V]
+    counts, alone, pairs = Counter[int](), Counter[int](), defaultdict[int, Counter[int]](Counter)
     for p, tokens, following in _decisions(arm, generator, asked):
-        first.add(p)
+        total += _on_host(p)
         counts[tokens[0]] += 1
         if following is None:
             alone[tokens[0]] += 1
         else:
-            seconds[tokens[0]].add(following)
+            seconds[tokens[0]] += _on_host(following)
             pairs[tokens[0]][tokens[1]] += 1
-    law, number = first.law, counts.total()
+    number = counts.total()
+    law = total / number
     # The first token: a cell for each that is expected often enough, one for the others.
     cells = [int(token) for token in np.flatnonzero(number * law >= LEAST)]
     single = Tally(len(cells) + 1)
@@ -136,13 +120,13 @@ def redraw(arm: Arm, request: Request, wanted: int, asked: CertificateConfig, la
     observed: list[float] = []
     impossible = 0
     for token in (int(each) for each in np.argsort(-law, kind="stable")[:_FOLLOWED] if number * law[each] >= LEAST):
-        if alone[token] or token not in seconds:
+        drawn = pairs[token]
+        if alone[token] or not drawn:
             after = _p(target, Draft(torch.tensor([token], device=target.device), chain_tree(1)))[1]
-            for _ in range(max(1, alone[token])):
-                seconds[token].add(after)
+            seconds[token] += max(1, alone[token]) * _on_host(after)
             if alone[token]:
-                pairs[token].update(sample(after.expand(alone[token], -1), generator).tolist())
-        second, drawn = seconds[token].law, pairs[token]
+                drawn.update(sample(after.expand(alone[token], -1), generator).tolist())
+        second = seconds[token] / max(1, drawn.total())
         likely = np.flatnonzero(number * law[token] * second >= LEAST)
         chances += [float(law[token] * second[cell]) for cell in likely]
         observed += [float(drawn[int(cell)]) for cell in likely]
