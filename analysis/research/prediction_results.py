@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..acceptance.prediction import LABELS
-from ..comparisons import interval
+from ..comparisons import printed
 from ..sections import Section, counted
 from .committed import RESULTS
 
@@ -28,11 +28,10 @@ def errors_section(sources: pd.DataFrame, title: str) -> Section:
     """
     shown = sources[["kind", "source", "texts", "tokens"]].copy()
     for name, label in NAMES.items():
-        worst = sources.rename(columns={f"{name}_error{end}": f"worst{end}" for end in ("", "_low", "_high")})
         shown[f"{label}: mean"] = sources[f"{name}_mean"].map("{:+.1%}".format)
-        shown[f"{label}: worst"] = [f"{interval(line, 'worst'):+.1%}" for line in worst.to_dict("records")]
+        shown[f"{label}: worst"] = printed(sources, f"{name}_error", "+.1%")
         shown[f"{label}: at gamma"] = sources[f"{name}_gamma"]
-    near = {name: sources[f"{name}_error"].abs() < 0.02 for name in NAMES}
+    near = {name: sources[f"{name}_error"].abs() < NEAR for name in NAMES}
     inside = (sources["stretches_error_low"] < 0) & (sources["stretches_error_high"] > 0)
     missed = sources[~(near["stretches"] | inside)]
     words = (

@@ -48,6 +48,8 @@ _LOSSY_ROUNDS = 400  # that measure the total variation of a combination which i
 
 @dataclass
 class _Findings:
+    """The fields of a `Certificate` that its checks tell, or the measurement of a loss."""
+
     outcome: Outcome = "certified"
     sentence: str = ""
     checks: list[Check] = field(default_factory=list)
@@ -79,8 +81,7 @@ def certify(plan: Plan, folder: Path) -> Certificate:
     lossless = all(each.lossless for each in _declarations(plan, "certified")) and not plan.forced
     found = _check_all(parts, asked, texts) if lossless else _measure_loss(parts, texts)
     certificate = Certificate(
-        outcome=found.outcome,
-        sentence=found.sentence,
+        **vars(found),
         combination={
             "drafter": plan.chosen.values.drafter["name"],
             "verifier": plan.chosen.values.verifier["name"],
@@ -89,10 +90,7 @@ def certify(plan: Plan, folder: Path) -> Certificate:
             "temperature": plan.sampling.temperature,
         },
         declarations=_declarations(plan, found.outcome),
-        checks=found.checks,
         false_alarm=asked.false_alarm,
-        power=found.power,
-        total_variation=found.total_variation,
         limits=LIMITS,
         config=plan.config,
         environment={
