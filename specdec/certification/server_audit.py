@@ -320,9 +320,9 @@ class Audit:
             return []
         drawn, once = int(self.draws.sum()), int(self.draws.max())
         return [
-            f"at every place, a shift of {detectable(drawn, 1, self.false_alarm):.3f} of probability between the "
+            f"at every place, a shift of {detectable(drawn, self.false_alarm):.3f} of probability between the "
             f"tokens that one bet names and the others ({drawn:,} tokens)",
-            f"at the first token alone, a shift of {detectable(once, 1, self.false_alarm):.3f} ({once:,} tokens)",
+            f"at the first token alone, a shift of {detectable(once, self.false_alarm):.3f} ({once:,} tokens)",
         ]
 
 

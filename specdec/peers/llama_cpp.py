@@ -210,7 +210,7 @@ def settings(work: Work) -> list[Setting]:
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """transformers' `model_type` -> llama.cpp's architecture."""
 
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_FILE_TYPES = {torch.float32: "ALL_F32", torch.bfloat16: "MOSTLY_BF16", torch.float16: "MOSTLY_F16"}
 
 
 def write_gguf(model: Any, path: Path, longest: int) -> None:
@@ -229,9 +229,8 @@ def write_gguf(model: Any, path: Path, longest: int) -> None:
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
     factors = _rope_factors(model, config, name)
     writer = gguf.GGUFWriter(path, name)
-    kinds = {"F32": "ALL_F32", "BF16": "MOSTLY_BF16", "F16": "MOSTLY_F16"}
     head = _head_size(config)
-    writer.add_file_type(getattr(gguf.LlamaFileType, kinds[_DTYPES[model.dtype]]))
+    writer.add_file_type(getattr(gguf.LlamaFileType, _FILE_TYPES[model.dtype]))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -280,7 +279,7 @@ def _checked(model: Any, config: Any, longest: int) -> str:
     for fault, reason in (
         (kind not in ARCHITECTURES, f"the model type {kind} is not among those written as GGUF: "
          f"{', '.join(ARCHITECTURES)}"),
-        (len(dtypes) != 1 or not dtypes <= set(_DTYPES), f"GGUF has no place for weights in "
+        (len(dtypes) != 1 or not dtypes <= set(_FILE_TYPES), f"GGUF has no place for weights in "
          f"{' and '.join(sorted(str(each).removeprefix('torch.') for each in dtypes))}: use target.dtype=float32, "
          "bfloat16 or float16"),
         (getattr(config, "hidden_act", "silu") != "silu", "llama.cpp computes this architecture with silu only"),

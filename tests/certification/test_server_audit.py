@@ -137,7 +137,7 @@ def test_the_stated_shift_is_found_in_nine_of_ten_audits():
     """The likeliest token has a chance of a half, and takes the stated shift from all others."""
     law = np.tile(np.array([0.5, *[0.5 / 7] * 7]), (V * V, 1))
     drawn, audits = 600, 60
-    size = detectable(drawn, 1, 0.01)
+    size = detectable(drawn, 0.01)
     moved = law.copy()
     moved[:, 0] += size
     moved[:, 1:] -= size / 7
