@@ -145,7 +145,7 @@ class CausalBatch(BatchTarget):
             torch.cat([root, drafts[slot].tokens]) if len(drafts[slot]) else root  # empty drafts stand on the host
             for root, slot in zip(roots.split(1), slots, strict=True)
         ]
-        before = {slot: self.decoder.length(slot) for slot in slots}
+        before = {slot: self.decoder.cache.lengths[slot] for slot in slots}
         found = self.decoder.forward(slots, tokens, [drafts[slot].tree for slot in slots])
         self.logits.update(zip(slots, found, strict=True))
         p, finite = checked_probabilities(torch.cat(found), self.target.sampling)

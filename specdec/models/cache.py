@@ -76,15 +76,6 @@ class PreallocatedLayer(CacheLayerMixin):
         values[:, :, start : self.length] = value_states
         return keys[:, :, : self.length], values[:, :, : self.length]
 
-    def move(self, copy: int, source: Tensor, start: int, to: slice | int) -> None:
-        """Copy the slots `source` [n] of one copy to the slots from `start` on, in the copies `to`.
-
-        Source and destination may overlap, because indexing reads into a new tensor before anything is written.
-        """
-        assert self.keys is not None and self.values is not None
-        for buffer in (self.keys, self.values):
-            buffer[to, :, start : start + len(source)] = buffer[copy][:, source]
-
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
 
@@ -221,12 +212,16 @@ class KVCache(Cache):
         compiled passes may hold them.
         """
         grown = KVCache(len(self.layers), self.capacity, copies)
+        self._fill(grown)
+        return grown
+
+    def _fill(self, grown: "KVCache") -> None:
+        """Copy all slots in use into each copy of an empty cache."""
         for layer, twin in zip(self._slotted, grown._slotted, strict=True):
             if layer.is_initialized:
                 twin.update(layer.keys[:1, :, : layer.length], layer.values[:1, :, : layer.length])
                 twin.indexer_position_ids = layer.indexer_position_ids
         grown.broadcast()
-        return grown
 
     def commit(self, prefix: int, slots: Sequence[int], copy: int = 0) -> None:
         """Keep the first `prefix` slots and, right behind them, the given slots of one copy; forget the rest.
@@ -239,12 +234,7 @@ class KVCache(Cache):
         """
         length = prefix + len(slots)
         if slots and (self.copies > 1 or tuple(slots) != tuple(range(prefix, length))):
-            index = None
-            for layer in self._slotted:
-                if layer.is_initialized:
-                    if index is None or index.device != layer.keys.device:  # layers may lie on several devices
-                        index = torch.tensor(tuple(slots)).to(layer.keys.device, non_blocking=True)
-                    layer.move(copy, index, prefix, slice(self.copies))
+            move_slots(self._slotted, copy, slots, prefix, slice(self.copies))
         self._cut(length, copy)
 
     def read_by(self, batch: int) -> None:
@@ -254,10 +244,8 @@ class KVCache(Cache):
         from `keys` and `values` directly.
         """
         for layer in self.layers:
-            if not layer.is_initialized or len(layer.keys) == batch:
-                continue
-            layer.keys = layer.keys[:1].expand(batch, -1, -1, -1)
-            layer.values = layer.values[:1].expand(batch, -1, -1, -1)
+            if layer.is_initialized and len(layer.keys) != batch:
+                layer.keys, layer.values = (each[:1].expand(batch, -1, -1, -1) for each in (layer.keys, layer.values))
 
     def state_bytes(self) -> int:
         """Return the bytes of what does not grow with the text: the states of recurrent layers."""
@@ -266,6 +254,21 @@ class KVCache(Cache):
     def nbytes(self) -> int:
         """Return the bytes of all buffers."""
         return buffer_bytes(self._slotted) + self.state_bytes()
+
+
+def move_slots(
+    layers: Iterable[CacheLayerMixin], copy: int, source: Sequence[int], start: int, to: slice | int
+) -> None:
+    """Copy the slots `source` of one copy to the slots from `start` on, in the copies `to`.
+
+    Source and destination may overlap, because indexing reads into a new tensor before anything is written.
+    """
+    index = None
+    for layer in layers:
+        for buffer in (layer.keys, layer.values) if layer.is_initialized else ():
+            if index is None or index.device != buffer.device:  # layers may lie on several devices
+                index = torch.tensor(tuple(source)).to(buffer.device, non_blocking=True)
+            buffer[to, :, start : start + len(source)] = buffer[copy][:, index]
 
 
 def buffer_bytes(layers: Iterable[CacheLayerMixin]) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from specdec.models.cache import PreallocatedLayer, buffer_bytes
+from specdec.models.cache import PreallocatedLayer, buffer_bytes, move_slots
 from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import run_model
 from specdec.models.masks import MaskBuffers, Masks
@@ -73,14 +73,14 @@ class RaggedCache(Cache):
     Attributes:
         capacity: places of each slot.
         slots: texts that there is room for.
-        lengths: number of places in use, by slot; only slots in use are there.
+        lengths, rows: number of places in use, and row of the buffers, by slot; only slots in use are there.
     """
 
     def __init__(self, layers: int, capacity: int, slots: int) -> None:
         super().__init__(layers=[RaggedLayer(capacity, slots) for _ in range(layers)])
         self.capacity, self.slots = capacity, slots
         self.lengths: dict[int, int] = {}
-        self._rows: dict[int, int] = {}
+        self.rows: dict[int, int] = {}
 
     def take(self, slot: int) -> None:
         """Give a slot to a new text, of length 0; what the slot held before is forgotten.
@@ -91,31 +91,23 @@ class RaggedCache(Cache):
         if not 0 <= slot < self.slots:
             raise ValueError(f"slot {slot} is not one of the {self.slots} slots")
         self.release(slot)
-        self._rows[slot], self.lengths[slot] = len(self._rows), 0
+        self.rows[slot], self.lengths[slot] = len(self.rows), 0
 
     def release(self, slot: int) -> None:
         """Forget the text of a slot. The text in the last row moves to the row that becomes free."""
-        free = self._rows.pop(slot, None)
+        free = self.rows.pop(slot, None)
         if free is None:
             return
         del self.lengths[slot]
-        last = len(self._rows)
+        last = len(self.rows)
         if free == last:
             return
-        moved = next(other for other, row in self._rows.items() if row == last)
-        self._rows[moved] = free
+        moved = next(other for other, row in self.rows.items() if row == last)
+        self.rows[moved] = free
         length = self.lengths[moved]
         for layer in self.layers:
             for buffer in (layer.keys, layer.values) if layer.is_initialized else ():
                 buffer[free, :, :length] = buffer[last, :, :length]
-
-    def clear(self) -> None:
-        """Forget all texts."""
-        self.lengths, self._rows = {}, {}
-
-    def in_order(self, slots: Sequence[int]) -> list[int]:
-        """Return the slots in the order of their rows, in which a call reads them fastest."""
-        return sorted(slots, key=self._rows.__getitem__)
 
     def append(self, slots: Sequence[int], counts: Sequence[int], device: torch.device) -> None:
         """Prepare the next call: it evaluates `counts[b]` new tokens of the text in `slots[b]`, padded to the longest.
@@ -130,7 +122,7 @@ class RaggedCache(Cache):
         columns = torch.arange(max(counts))
         places = torch.tensor(starts).unsqueeze(1) + columns  # [B, n]
         places[columns >= torch.tensor(counts).unsqueeze(1)] = self.capacity
-        rows = [self._rows[slot] for slot in slots]
+        rows = [self.rows[slot] for slot in slots]
         index = torch.tensor(rows).unsqueeze(1).to(device, non_blocking=True)
         write = RaggedWrite(rows, index, places.to(device, non_blocking=True), longest)
         for layer in self.layers:
@@ -146,12 +138,7 @@ class RaggedCache(Cache):
         """
         length = prefix + len(places)
         if tuple(places) != tuple(range(prefix, length)):
-            index = None
-            for layer in self.layers:
-                if layer.is_initialized:
-                    if index is None:
-                        index = torch.tensor(tuple(places)).to(layer.keys.device, non_blocking=True)
-                    layer.move(self._rows[slot], index, prefix, self._rows[slot])
+            move_slots(self.layers, self.rows[slot], places, prefix, self.rows[slot])
         self.lengths[slot] = length
 
     def nbytes(self) -> int:
@@ -185,12 +172,7 @@ class RaggedDecoder:
         """
         if self.cache.capacity < capacity:
             self.cache = RaggedCache(self.decoder.layers, capacity, self.slots)
-        self.cache.clear()
-        self.states, self._prefix = {}, {}
-
-    def length(self, slot: int) -> int:
-        """Return the number of tokens of the text in a slot that were evaluated and not forgotten."""
-        return self.cache.lengths[slot]
+        self.cache.lengths, self.cache.rows, self.states, self._prefix = {}, {}, {}, {}
 
     @torch.inference_mode()
     def start(self, slot: int, tokens: Sequence[int]) -> int:
@@ -229,7 +211,7 @@ class RaggedDecoder:
         """
         drafted = [chain_tree(len(each) - 1) for each in tokens] if trees is None else list(trees)
         of_slot = {slot: (each, tree) for slot, each, tree in zip(slots, tokens, drafted, strict=True)}
-        order = self.cache.in_order(slots)
+        order = sorted(slots, key=self.cache.rows.__getitem__)  # in which a call reads them fastest
         texts = [of_slot[slot] for slot in order]
         counts = [len(each) for each, _ in texts]
         prefixes = [self.cache.lengths[slot] for slot in order]
@@ -272,10 +254,6 @@ class RaggedDecoder:
         """Forget the root and all nodes of the last call on this text."""
         self.cache.commit(slot, self._prefix[slot], ())
 
-    def rewind(self, slot: int, length: int) -> None:
-        """Forget all tokens of a text behind the first `length`."""
-        self.cache.commit(slot, length, ())
-
     @torch.inference_mode()
     def release(self, slot: int) -> None:
         """Forget the text of a slot."""
@@ -303,7 +281,7 @@ class SlotDecoder(Decoder):
     @length.setter
     def length(self, value: int) -> None:
         if self._slot in self._ragged.cache.lengths:
-            self._ragged.rewind(self._slot, value)
+            self._ragged.cache.commit(self._slot, value, ())
 
     def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
         """Begin a new text in the slot; see `Decoder.start`. The ragged decoder has reserved its capacity."""

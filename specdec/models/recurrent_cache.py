@@ -246,15 +246,11 @@ class RecurrentCache(KVCache):
     def grown(self, copies: int) -> "RecurrentCache":
         grown = RecurrentCache(self.kinds, self.capacity, copies, self.stepping)
         self._cut(self._length, 0)
-        for layer, own in zip(grown._slotted, self._slotted, strict=True):
-            if isinstance(own, PreallocatedLayer) and own.keys is not None and own.values is not None:
-                PreallocatedLayer.update(layer, own.keys[:1, :, : own.length], own.values[:1, :, : own.length])
-                layer.indexer_position_ids = own.indexer_position_ids
-            if isinstance(layer, RecurrentLayer) and isinstance(own, RecurrentLayer):
-                layer.conv_kernel_size = own.conv_kernel_size
-                layer.set(own.state())
+        for layer, own in zip(grown._recurrent, self._recurrent, strict=True):
+            layer.conv_kernel_size = own.conv_kernel_size
+            layer.set(own.state())
         grown._length = self._length
-        grown.broadcast()
+        self._fill(grown)
         return grown
 
     def state_bytes(self) -> int:

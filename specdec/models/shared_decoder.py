@@ -27,8 +27,6 @@ class SharedDecoder(Decoder):
 
     def __init__(self, decoder: Decoder, layers: int) -> None:
         """
-        Args:
-            layers: how many of the model's layers this one has.
         Raises:
             UsageError: see `partial_model`.
             ModelLoadError: see `Decoder`.
@@ -50,11 +48,7 @@ class SharedDecoder(Decoder):
         return False
 
     def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
-        """Begin a new text (see `Decoder.start`); nothing is evaluated where the other decoder has done it.
-
-        Args:
-            capacity: slots that prompt, output and the largest draft of this decoder need together.
-        """
+        """Begin a new text (see `Decoder.start`); nothing is evaluated where the other decoder has done it."""
         if self.in_step and capacity <= self._other.cache.capacity:
             self._share()
             self.length = self._other.length
