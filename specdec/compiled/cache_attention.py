@@ -41,10 +41,8 @@ def _(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -
 def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Call the operation as transformers calls attention; without a mask for all heads, what transformers has.
-
-    Args:
-        options: `scaling` of the scores; by default 1 / sqrt(head).
+    """Call the operation as transformers calls attention, by default with scores scaled by 1 / sqrt(head); without a
+    mask for all heads, what transformers has.
     """
     if attention_mask is None or attention_mask.shape[1] != 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)

@@ -8,13 +8,12 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from specdec.compiled.traced import only_shapes, with_own_code
+from specdec.compiled.traced import recorded
 from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import Below, Pass, static_pass
 from specdec.records import Tree, chain_tree
 
 Result = TypeVar("Result")
-
 
 _LEAST_SLOTS = 1024  # a graph attends to this many slots of the cache or to a power of two times as many
 
@@ -33,8 +32,8 @@ def slot_buckets(capacity: int) -> list[int]:
 
 
 class StaticCall(ABC, Generic[Result]):
-    """Work whose inputs are tensors that stay where they are, and whose passes have fixed shapes, so that CUDA graphs
-    can hold it: one for each bucket of the cache's slots.
+    """Work of a decoder over its present cache whose inputs are tensors that stay where they are, and whose passes have
+    fixed shapes, so that CUDA graphs can hold it: one for each bucket of the cache's slots.
 
     On a CPU nothing is captured, and the same passes run one by one; the tests run them in this way. Graphs read the
     weights where they lay when they were recorded.
@@ -46,10 +45,6 @@ class StaticCall(ABC, Generic[Result]):
     shapes = 1  # of passes: nothing checks the shapes of a compiled one, so each has its own
 
     def __init__(self, decoder: Decoder) -> None:
-        """
-        Args:
-            decoder: whose model is called, over its present cache.
-        """
         self.cache = cache = decoder.cache
         self._passes: dict[int, list[Callable[..., Pass]]] = {
             slots: [static_pass(decoder.model, cache, decoder.windows, decoder.kept, slots)] * self.shapes
@@ -63,7 +58,7 @@ class StaticCall(ABC, Generic[Result]):
 
     def optimise(self) -> None:
         """Have inductor fuse the kernels of the passes, which takes seconds for each bucket of slots."""
-        self._passes = {slots: list(map(compiled, passes)) for slots, passes in self._passes.items()}
+        self._passes = {slots: list(map(recorded, passes)) for slots, passes in self._passes.items()}
 
     def capture(self) -> None:
         """Record the work as CUDA graphs, one for each bucket of slots; call while no text is in the cache."""
@@ -127,14 +122,6 @@ class StaticStep(StaticCall[Pass]):
         self._below.offsets.copy_(offsets, non_blocking=True)
         self._below.visible.copy_(visible, non_blocking=True)
         self._tree = tree
-
-
-def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Compile a function for the shapes of its first call. All later calls must have the same: nothing checks them."""
-    result: Callable[..., Result] = torch.compile(
-        with_own_code(function), fullgraph=True, options={"guard_filter_fn": only_shapes}
-    )
-    return result
 
 
 def captured(run: Callable[[], Result]) -> Callable[[], Result]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from specdec.compiled.cuda_graphs import StaticCall
 from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import Pass
+from specdec.records import chain_tree
 
 
 class Choice(NamedTuple):
@@ -93,17 +94,15 @@ class StaticLoop(StaticCall[Choice]):
             choices.append(self._choose(on_one(choices[-1].read, place).logits, uniform))
         return joined(choices)
 
-    def departure(self, plain: Callable[[Tensor, int], Tensor], place: int) -> float:
-        """Draft once, behind whatever the cache holds, and return by how much that departs from plain calls on the
-        same tokens: the largest difference of a law, or, for point masses, how far below the largest logit a drafted
-        token's is, as a share of it.
-
-        Args:
-            plain: (tokens [gamma + 1], place) -> their logits [gamma + 1, V] behind the first `place` slots.
+    def departure(self, decoder: Decoder, place: int) -> float:
+        """Draft once, behind the first `place` slots, and return by how much that departs from a plain call on the same
+        tokens: the largest difference of a law, or, for point masses, how far below the largest logit a drafted token's
+        is, as a share of it.
         """
         uniforms = torch.linspace(0.05, 0.95, self.gamma, dtype=torch.float64, device=self._last.device)
         drafted = self([1, 2], place, uniforms)
-        logits = plain(torch.cat([self._last, drafted.read[:-1]]), place)[1:]
+        self.cache.length = place
+        logits = decoder.plain(torch.cat([self._last, drafted.read[:-1]]), chain_tree(self.gamma)).logits[1:]
         if drafted.q is not None:
             law = joined([self._choose(logits[step : step + 1], uniforms[step]) for step in range(self.gamma)]).q
             assert law is not None

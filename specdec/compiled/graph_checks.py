@@ -73,17 +73,12 @@ def loop_departure(loop: StaticLoop, decoder: Decoder) -> float:
     """Return by how much the drafts of a loop depart from plain calls on the drafted tokens, at most (see
     `StaticLoop.departure`). The loop's cache has to be free, and is free afterwards.
     """
-    cache, departures = loop.cache, [0.0]
-
-    def logits(tokens: Tensor, place: int) -> Tensor:
-        cache.length = place
-        return decoder.plain(tokens, chain_tree(len(tokens) - 1)).logits
-
-    with random_slots(cache):
-        for slots in slot_buckets(cache.capacity):
+    departures = [0.0]
+    with random_slots(loop.cache):
+        for slots in slot_buckets(loop.cache.capacity):
             place = min(slots, decoder.context_length) - loop.gamma - 1
             if place > 0:
-                departures.append(loop.departure(logits, place))
+                departures.append(loop.departure(decoder, place))
     return max(departures)
 
 

@@ -339,11 +339,9 @@ class _Exported(NamedTuple):
                 return path + each if each.startswith(".") else given.get(each, each)
             return each
 
-        outputs = [name for name, place in zip(names, self.places, strict=True) if isinstance(place, int)]
-        made = {
-            name: name if isinstance(place, int) else value(place)
-            for name, place in zip(names, self.places, strict=True)
-        }
+        placed = dict(zip(names, self.places, strict=True))
+        outputs = [name for name, place in placed.items() if isinstance(place, int)]
+        made = {name: name if isinstance(place, int) else value(place) for name, place in placed.items()}
         return Call(self.graph, self.name, [value(each) for each in self.inputs], outputs), made
 
 

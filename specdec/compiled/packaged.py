@@ -21,6 +21,7 @@ from specdec.compiled.layers import Call, cut, made_of, product, with_tensors
 from specdec.compiled.packages import PackageFolder, machine_identity
 from specdec.compiled.weight_layout import lay_out
 from specdec.models.cache import KVCache
+from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import Pass
 from specdec.models.masks import Masks
 
@@ -68,52 +69,40 @@ class PackagedStep:
         return Pass(logits, None if not states else states[0] if len(states) == 1 else torch.cat(states, -1))
 
 
-def making_s(model: Any, windows: Mapping[str, int | None], packages: PackageFolder) -> float:
-    """Return the seconds that compiling a pass takes, as reckoned: none where one of its shape was made before.
-
-    Args:
-        windows: see `packaged_step`.
-    """
-    if packages.recall(_shape(model, windows)):
+def making_s(decoder: Decoder, packages: PackageFolder) -> float:
+    """Return the seconds that compiling a pass takes, as reckoned: none where one of its shape was made before."""
+    if packages.recall(_shape(decoder)):
         return 0.0
-    return _COMPILED_S * (2 + len(windows))  # a head, a layer of each kind, a tail
+    return _COMPILED_S * (2 + len(decoder.windows))  # a head, a layer of each kind, a tail
 
 
-def _shape(model: Any, windows: Mapping[str, int | None]) -> dict[str, Any]:
+def _shape(decoder: Decoder) -> dict[str, Any]:
     """Return what a pass depends on as far as it is known before it is cut."""
-    weights = sorted({(str(each.dtype), *each.shape) for each in model.parameters()})  # whatever the depth
-    return {"format": _FORMAT, "weights": weights, "windows": dict(windows), "machine": machine_identity()}
+    weights = sorted({(str(each.dtype), *each.shape) for each in decoder.model.parameters()})  # whatever the depth
+    return {"format": _FORMAT, "weights": weights, "windows": decoder.windows, "machine": machine_identity()}
 
 
 def packaged_step(
-    model: Any,
-    name: str,
-    cache: KVCache,
-    windows: Mapping[str, int | None],
-    kept: Sequence[int],
-    packages: PackageFolder,
+    decoder: Decoder, cache: KVCache, packages: PackageFolder
 ) -> tuple[PackagedStep, Callable[[], None] | None]:
-    """Load a pass from the folder: the calls that it is made of, and their programs. What is not there is made now.
+    """Load a decoder's pass over a cache, which has its buffers, from the folder: the calls that it is made of, and
+    their programs. What is not there is made now.
 
-    Args:
-        name: of the model, for messages.
-        cache: has its buffers.
-        windows: for each kind of attention layer, how many tokens back it sees; None for all.
-        kept: layers whose states are wanted (see `run_model`).
     Returns:
         The pass, and what keeps its calls in the folder once they were found right; None where they are kept.
     Raises:
         CompilesLong: see `PackageFolder.seconds`.
         Exception: the pass cannot be cut, exported or compiled; torch and the compiler raise some ten unrelated types.
     """
+    model, windows, kept = decoder.model, decoder.windows, decoder.kept
     with torch.inference_mode(False):
         lay_out(model)
-    shape = _shape(model, windows)
+    shape = _shape(decoder)
     depends = {**shape, "made of": made_of(model, kept)}
     calls: Sequence[tuple[str, Sequence[Any], Sequence[str]]] | None = packages.recall(depends)
     trust = None
     if calls is None or not all(packages.has(file) for file in {file for file, _, _ in calls}):
-        made = cut(model, name, cache, windows, kept)
+        made = cut(model, decoder.name, cache, windows, kept)
         files = _packages({id(call.program): call for call in made}, model.config.model_type, packages)
         calls = [(files[id(call.program)].name, call.inputs, call.outputs) for call in made]
         constants = any(not isinstance(each, str) for _, inputs, _ in calls for each in inputs)
@@ -161,10 +150,7 @@ def _packages(programs: Mapping[int, Call], kind: str, packages: PackageFolder) 
         )
 
     def file(key: int) -> Path:
-        def make(path: Path) -> None:
-            shutil.copyfile(compiled(programs[key].program), path)
-
-        return packages.package(*wanted[key], make)
+        return packages.package(*wanted[key], lambda path: shutil.copyfile(compiled(programs[key].program), path))
 
     if new:
         what = "a drafter's output layer" if kind == "output" else "a layer of each kind"
@@ -190,11 +176,7 @@ def _depends(call: Call) -> dict[str, Any]:
 
 
 def compiled(program: GraphModule, **options: Any) -> str:
-    """Compile an exported program into a library, whose path is returned.
-
-    Args:
-        options: further settings of inductor.
-    """
+    """Compile an exported program, by further settings `options` of inductor, into a library whose path is returned."""
     # On demand, because inductor takes seconds to import: from then on it compiles both operations as kernels of ours.
     from specdec.compiled import attention_kernel, products_kernel  # noqa: F401
 

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class PackageFolder:
-    """A folder of packages.
+    """A folder of packages, made when it is needed; where none is wanted, nothing is kept.
 
     Attributes:
         path: where they lie; a folder that ends with the process where the wanted one cannot be written.
@@ -30,10 +30,6 @@ class PackageFolder:
     """
 
     def __init__(self, wanted: str | Path | None, seconds: float = math.inf) -> None:
-        """
-        Args:
-            wanted: the folder, made when it is needed; None keeps nothing.
-        """
         self._wanted, self.seconds = wanted, seconds
 
     @cached_property
@@ -50,7 +46,7 @@ class PackageFolder:
         self._temporary = tempfile.TemporaryDirectory(prefix="specdec-compiled-")
         return Path(self._temporary.name)
 
-    def package(self, name: str, depends: Mapping[str, Any], make: Callable[[Path], None]) -> Path:
+    def package(self, name: str, depends: Mapping[str, Any], make: Callable[[Path], object]) -> Path:
         """Return the file of a package, made now if there is none.
 
         Args:

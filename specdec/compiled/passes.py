@@ -84,15 +84,11 @@ def auto_mode(
     decoder: Decoder, packages: PackageFolder, calls: float, seconds: float | None = None
 ) -> tuple[Mode, str]:
     """Return what `target.compile=auto` does on a CPU: compile where that was done before, or takes short beside the
-    decoding, as reckoned; trace otherwise, with a sentence that says why.
-
-    Args:
-        calls, seconds: see `Target.choose_compilation`.
+    decoding (see `Target.choose_compilation`), as reckoned; trace otherwise, with a sentence that says why.
     """
-    expected = making_s(decoder.model, decoder.windows, packages)
+    expected = making_s(decoder, packages)
     weights = sum(each.nbytes for each in decoder.model.parameters())
-    layers: int = decoder.model.config.get_text_config().num_hidden_layers
-    decoding = min(calls * (weights / _RECKONED_BYTES_S + layers * _RECKONED_LAYER_S), seconds or math.inf)
+    decoding = min(calls * (weights / _RECKONED_BYTES_S + decoder.layers * _RECKONED_LAYER_S), seconds or math.inf)
     if expected > min(AUTO_S, _AUTO_SHARE * decoding):
         return "trace", (
             f"Calls are traced: to compile them takes about {expected:.0f} s, once, beside some "
@@ -115,10 +111,8 @@ def compile_decoder(
     They serve chains and trees. A traced pass serves every number of tokens from 2 on, one compiled for a CPU every
     number, and the prefill; batches are traced, never compiled. Texts that need more slots than `capacity`, rounded up,
     or more than `copies` copies are decoded eagerly. So is everything if the model cannot be traced, with a warning,
-    and if the decoder has no cache for passes. To be called while no text is in the cache.
-
-    Args:
-        packages: where passes compiled for a CPU are kept; None: until the process ends.
+    and if the decoder has no cache for passes. To be called while no text is in the cache. Passes compiled for a CPU
+    are kept in `packages`; None: until the process ends.
     """
     graphs = decoder.device.type == "cuda" and mode == "inductor" and decoder.probed.static
     wanted = set(sizes)
@@ -139,8 +133,7 @@ def compile_decoder(
     decoder.cache, decoder.passes = cache, passes
     decoder.forward(torch.zeros(2, dtype=torch.long, device=decoder.device), chain_tree(1))  # makes the buffers
     counts = sorted(wanted - {_BATCH})
-    layers: int = decoder.model.config.get_text_config().num_hidden_layers
-    expected = _TRACED_S * layers * (len(wanted) + _FIRST_MORE) if mode == "trace" and wanted else None
+    expected = _TRACED_S * decoder.layers * (len(wanted) + _FIRST_MORE) if mode == "trace" and wanted else None
     shorter = "target.compile=false starts at once"
     packaged = mode == "inductor" and decoder.device.type == "cpu" and bool(counts)
     try:
@@ -276,8 +269,7 @@ class CompiledPasses:
         """
         decoder = self._decoder
         try:
-            model, windows, kept = decoder.model, decoder.windows, decoder.kept
-            step, trust = packaged_step(model, decoder.name, self.cache, windows, kept, packages)
+            step, trust = packaged_step(decoder, self.cache, packages)
         except CompilesLong as long:
             logger.warning("%s: %s", decoder.name, long)
             return False

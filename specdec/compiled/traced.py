@@ -45,12 +45,7 @@ class TracedStep:
             cache.length = next(iter(masks.values())).shape[-1] - tokens.shape[-1]
             return run_model(model, cache, kept, tokens, positions, masks)
 
-        self._step = torch.compile(
-            with_own_code(step),
-            fullgraph=True,
-            backend=self._replayed,
-            options={"guard_filter_fn": only_shapes},
-        )
+        self._step = recorded(step, backend=self._replayed)
         self._offsets = torch.arange(cache.capacity, device=model.device)
         self._any = tokens is None
         self._made = False
@@ -92,15 +87,16 @@ class TracedStep:
         return result
 
 
-def with_own_code(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Copy a function together with its code object: Dynamo files its records by code object, and without guards on
+def recorded(function: Callable[..., Result], **options: Any) -> Callable[..., Result]:
+    """Compile a function as one graph, with `options` of `torch.compile`. All later calls must have the shapes of the
+    first one, but for those that were marked as varying: nothing else of Dynamo's guards is kept.
+
+    The function is copied together with its code object: Dynamo files its records by code object, and without guards on
     the cache it could not tell the records of two caches apart.
     """
     assert isinstance(function, FunctionType)
     code = function.__code__.replace()
-    return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-
-
-def only_shapes(entries: Any) -> list[bool]:
-    """Return which of Dynamo's guards are on shapes, the only ones that are kept."""
-    return [entry.guard_type == "SHAPE_ENV" for entry in entries]
+    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    kept: dict[str, Any] = {"guard_filter_fn": lambda guards: [guard.guard_type == "SHAPE_ENV" for guard in guards]}
+    result: Callable[..., Result] = torch.compile(own, fullgraph=True, options=kept, **options)
+    return result

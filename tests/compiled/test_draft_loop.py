@@ -1,5 +1,7 @@
 """The loop that a CUDA graph holds, without its graph: it drafts what single calls draft, and looks at nothing."""
 
+from functools import partial
+
 import pytest
 import torch
 from fixtures.decoding import decode, seeded
@@ -150,14 +152,8 @@ class Replayed:
 @torch.inference_mode()
 def test_a_recorded_loop_drafts_the_same(tiny_model, target_of, make_structure, on_a_gpu, monkeypatch):
     """Its passes on two rows and on one are traced apart: nothing checks afterwards which of them is called."""
-
-    def recorded(function):
-        options = {"guard_filter_fn": traced.only_shapes}
-        own = traced.with_own_code(function)
-        return torch.compile(own, fullgraph=True, backend="eager", options=options)
-
     monkeypatch.setattr(cuda_graphs, "captured", Replayed)
-    monkeypatch.setattr(cuda_graphs, "compiled", recorded)
+    monkeypatch.setattr(cuda_graphs, "recorded", partial(traced.recorded, backend="eager"))
     target = target_of(temperature=1.0)
     pair = [SmallModel(tiny_model("llama"), target) for _ in range(2)]
     (loop,) = on_a_gpu(pair[1], make_structure("chain", GAMMA))
