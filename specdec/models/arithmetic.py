@@ -77,12 +77,8 @@ def native_arithmetic(asked: torch.dtype, device: torch.device) -> Arithmetic:
 
 
 def model_arithmetic(named: torch.dtype | None, own: torch.dtype, device: torch.device) -> Arithmetic:
-    """Return the format to compute a model in: the one that its configuration names, or else its checkpoint's own where
-    the device computes in it.
-
-    Args:
-        named: None for `dtype=auto`.
-        own: the checkpoint's.
+    """Return the format to compute a model in: the one that its configuration names (None: `dtype=auto`), or else its
+    checkpoint's own where the device computes in it.
     """
     return native_arithmetic(own, device) if named is None else Arithmetic(named, named, device, named=True)
 

@@ -116,21 +116,17 @@ def _kernel_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"dropout_p": options.get("dropout", 0.0), "scale": options.get("scaling")}
 
 
-def use_own_attention(model: Any) -> bool:
-    """Switch a loaded model to the attention above that is the faster one for it; return whether there is one."""
+def use_own_attention(model: Any) -> None:
+    """Switch a loaded model to the attention above that is the faster one for it, where there is one."""
     if model.config._attn_implementation != _STOCK or asks_for_name(model):
-        return False
+        return
     if model.device.type == "cuda":
         switch_attention(model, PRODUCTS, plain_products)
-    elif model.device.type != "cpu":
-        return False
-    elif any(getattr(module, "num_key_value_groups", 1) > 1 for module in model.modules()):
-        switch_attention(model, GROUPED, grouped_queries)
-    elif model.dtype in (torch.bfloat16, torch.float16):
-        switch_attention(model, NAME, two_queries)
-    else:
-        return False
-    return True
+    elif model.device.type == "cpu":
+        if any(getattr(module, "num_key_value_groups", 1) > 1 for module in model.modules()):
+            switch_attention(model, GROUPED, grouped_queries)
+        elif model.dtype in (torch.bfloat16, torch.float16):
+            switch_attention(model, NAME, two_queries)
 
 
 def asks_for_name(model: Any) -> bool:
@@ -151,10 +147,8 @@ def _compares(module: str) -> bool:
 
 
 def switch_attention(model: Any, name: str, function: Callable[..., tuple[Tensor, None]]) -> None:
-    """Have a model call `function` as its attention, with the masks of `sdpa`.
-
-    Args:
-        name: under which transformers and the records of runs know it.
+    """Have a model call `function` as its attention, with the masks of `sdpa`; transformers and the records of runs
+    know it under `name`.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask

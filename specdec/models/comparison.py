@@ -7,7 +7,6 @@ Two kinds of checks: logits have to be those of a plain pass, within what roundi
 from collections.abc import Callable, Sequence
 from itertools import islice
 from math import gcd
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -180,7 +179,9 @@ class Comparison:
         largest = max((float(group.median() if middle else group.max()) for group in found), default=0.0)
         self.errors[check] = largest
         if hidden:
-            allowed = _SHARED.get(self._dtype, 0.08) if tokens_meet(self._decoder.model) else 0.0
+            model = self._decoder.model
+            meet = names_experts(model.config.get_text_config()) or quantization_of(model) is not None
+            allowed = _SHARED.get(self._dtype, 0.08) if meet else 0.0
         elif self._decoder.recurrent and not middle:  # in float64 too: they scan in float32
             allowed = _TOLERANCES[torch.float32]
         elif self._dtype == torch.float32:
@@ -258,12 +259,9 @@ class Comparison:
         return self._decoder.forward_paths(torch.tensor([self._root, *nodes], device=self._device), tree)
 
     def _tree(self, verify: Callable[..., Tensor]) -> Sequence[Tensor]:
-        """Verify a tree behind another one of its size, commit a path of it, and evaluate a step and a chain behind;
-        return the errors of its nodes, those far from their place in a chain apart from the others, and of what is
-        behind.
-
-        Args:
-            verify: `_in_one_sequence` or `_as_batch`.
+        """Verify a tree (by `_in_one_sequence` or `_as_batch`) behind another one of its size, commit a path of it, and
+        evaluate a step and a chain behind; return the errors of its nodes, those far from their place in a chain apart
+        from the others, and of what is behind.
         """
         begin, decoder = self._committed, self._decoder
         verify(self._nodes, _OTHER_TREE)
@@ -390,13 +388,6 @@ def _change(found: Tensor, before: Tensor) -> Tensor:
     """Return the error of logits that should be the same bits: 0 for each token where they are."""
     same = torch.tensor([torch.equal(one, other) for one, other in zip(found, before, strict=True)])
     return torch.where(same, 0.0, logit_error(found, before).clamp_min(1e-30))
-
-
-def tokens_meet(model: Any) -> bool:
-    """Return whether the tokens of a call share more than attention: experts that compute all their tokens at once, or
-    quantised products.
-    """
-    return names_experts(model.config.get_text_config()) or quantization_of(model) is not None
 
 
 def plain_logits(

@@ -310,19 +310,14 @@ def flops_per_token(model: Any) -> float:
 
 def end_tokens_of(model: Any) -> frozenset[int]:
     """Return the tokens that end a text, from the generation configuration or else from the model's own."""
-    ends = model.generation_config.eos_token_id if model.generation_config is not None else None
-    if ends is None:
-        ends = getattr(model.config.get_text_config(), "eos_token_id", None)
-    if ends is None:
-        return frozenset()
+    named = (getattr(each, "eos_token_id", None) for each in (model.generation_config, model.config.get_text_config()))
+    ends = next((ends for ends in named if ends is not None), ())
     return frozenset([ends] if isinstance(ends, int) else ends)
 
 
 def attention_windows(config: Any, name: str, recurrent: Sequence[LayerKind] = ()) -> dict[str, int | None]:
-    """Return the kinds of attention layers and their windows; refuse layers whose state cannot be rolled back.
-
-    Args:
-        recurrent: the kinds of layers of a model whose states are kept (see `recurrent_kinds`).
+    """Return the kinds of attention layers and their windows; refuse layers whose state cannot be rolled back, unless
+    those of the model are kept (see `recurrent_kinds`).
     """
     kinds = set(getattr(config, "layer_types", None) or ())
     refused = sorted(kinds - set((*_ATTENTION, *_BESIDE, *RECURRENT, *HYBRID) if recurrent else _ATTENTION))

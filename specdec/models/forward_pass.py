@@ -49,10 +49,8 @@ def run_model(
 
 
 def joined_states(states: Sequence[Tensor], kept: Sequence[int]) -> Tensor:
-    """Return the `kept` layers' states (see `run_model`) side by side: [..., N, len(kept) * D].
-
-    Args:
-        states: [..., N, D] of every layer, embeddings first.
+    """Return the `kept` layers' states (see `run_model`) side by side, [..., N, len(kept) * D], by those of every
+    layer, each [..., N, D], embeddings first.
     """
     found = [states[-1 - offset] for offset in kept]
     return found[0] if len(found) == 1 else torch.cat(found, -1)

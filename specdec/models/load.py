@@ -131,10 +131,8 @@ def load_model(
 
 
 def _check_weights(name: str, model: Any, info: Mapping[str, Any]) -> None:
-    """Raise ModelLoadError for weights that are missing, of other shapes than the config's, or not finite.
-
-    Args:
-        info: what transformers says of the loading.
+    """Raise ModelLoadError for weights that are missing, of other shapes than the config's (see transformers' `info` of
+    the loading), or not finite.
     """
     if info["missing_keys"]:
         some = ", ".join(sorted(str(key) for key in info["missing_keys"])[:3])

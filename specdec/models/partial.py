@@ -41,13 +41,12 @@ def parse_parts(written: Iterable[int | str]) -> frozenset[ModelPart]:
     Raises:
         ValueError: an entry of another form; names it.
     """
-    parts: set[ModelPart] = set()
+    parts = set[ModelPart]()
     for entry in written:
         match = _WRITTEN.fullmatch(str(entry))
         if match is None:
             raise ValueError(f"{entry!r} is neither a block's number nor BLOCK.attention or BLOCK.mlp")
-        kinds = [kind for kind in KINDS if match[2] in (None, kind)]
-        parts |= {ModelPart(int(match[1]), kind) for kind in kinds}
+        parts |= {ModelPart(int(match[1]), kind) for kind in KINDS if match[2] in (None, kind)}
     return frozenset(parts)
 
 
@@ -61,10 +60,8 @@ def written_parts(parts: Collection[ModelPart]) -> list[int | str]:
 
 
 def blocks_of(model: Any, name: str) -> nn.ModuleList:
-    """Return the blocks of a decoder.
+    """Return the blocks of a decoder, which messages call `name`.
 
-    Args:
-        name: of the model, for messages.
     Raises:
         UsageError: the model's layout is not known: no list of as many modules as it has layers, or several, or a block
             without exactly one attention, unless a part of it was skipped (see `partial_model`).
@@ -88,9 +85,8 @@ def partial_model(model: Any, skipped: Collection[ModelPart], name: str) -> Any:
     configuration counts the blocks that are left, and the attentions that are left use the first layers of a cache.
 
     A block of which both parts are skipped is left out; a single part adds nothing instead of what it would add.
+    Messages call the model `name`.
 
-    Args:
-        name: of the model, for messages.
     Raises:
         UsageError: see `blocks_of`; also for a block that is not there, for a part that the model does not have as a
             module of its own, and where no attention would be left.
@@ -151,13 +147,9 @@ def _attention_of(block: nn.Module) -> str | None:
 
 
 class _Nothing(nn.Module):
-    """Stands in for an attention or an MLP and adds nothing to the residual stream."""
+    """Stands in for an attention, which returns its weights as well, or an MLP; adds nothing to the residual stream."""
 
     def __init__(self, with_weights: bool) -> None:
-        """
-        Args:
-            with_weights: an attention returns its weights as well, or None for them.
-        """
         super().__init__()
         self._with_weights = with_weights
 

@@ -39,17 +39,14 @@ class PathBatch:
 @lru_cache(maxsize=64)
 def path_batch(tree: Tree) -> PathBatch:
     """Return one sequence for each of `tree.leaves`, in their order; for an empty tree, the root alone."""
-    width = tree.depth + 1
-    places = [0] * (len(tree) + 1)
-    seen = [True] + [False] * len(tree)
-    index = []
+    width, index, places = tree.depth + 1, [], dict[int, int]()
     for sequence, leaf in enumerate(tree.leaves or (-1,)):
-        path = tree.path(leaf)
-        for column, node in enumerate(path, start=1):
-            if not seen[node + 1]:
-                seen[node + 1], places[node + 1] = True, sequence * width + column
-        index.append([0, *(node + 1 for node in path), *[0] * (width - 1 - len(path))])
-    return PathBatch(chain_tree(width - 1), torch.tensor(index), torch.tensor(places))
+        read = [0, *(node + 1 for node in tree.path(leaf))]
+        for column, token in enumerate(read):
+            places.setdefault(token, sequence * width + column)
+        index.append(read + [0] * (width - len(read)))
+    first = torch.tensor([places[token] for token in range(len(tree) + 1)])
+    return PathBatch(chain_tree(width - 1), torch.tensor(index), first)
 
 
 @lru_cache(maxsize=64)

@@ -50,8 +50,6 @@ class Probed:
         Raises:
             TypeError: other values.
         """
-        if not isinstance(values, Mapping):
-            raise TypeError("not a probe")
         return cls(**{**values, "pending": tuple(values.get("pending", ()))})  # type: ignore[arg-type]
 
     def sentences(self, who: str) -> tuple[str, ...]:

@@ -34,14 +34,12 @@ def matrix_products(model: Any) -> list[Product]:
         Product(name, ins, outs, number, size, experts=experts, chosen=chosen)
         for (name, ins, outs, size, experts, chosen), number in weights.items()
     ]
-    looked_up = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    matrices = sum(weight.numel() for weight in model.parameters() if weight.dim() > 1 and weight not in looked_up)
     # A tied output head is multiplied too, though the same weight is looked up at the input.
-    tied = sum(
-        weight.numel() for weight in looked_up if weight is getattr(model.get_output_embeddings(), "weight", None)
-    )
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    looked_up = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)} - {head}
+    matrices = sum(weight.numel() for weight in model.parameters() if weight.dim() > 1 and weight not in looked_up)
     covered = sum(product.experts * product.values(0) for product in products)
-    if covered < _COVERED * (matrices + tied):
+    if covered < _COVERED * matrices:
         return []
     config = model.config.get_text_config()
     heads = config.num_attention_heads

@@ -6,7 +6,7 @@ A quantised model is another model than the one that it was made from: its own t
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -57,12 +57,8 @@ def recorded_quantization(model: Any) -> dict[str, Any] | None:
     return quantization_of(model) if form is None else {"quant_method": "gguf", "weights": form, "dequantize": True}
 
 
-def said_of_weights(model: Any, whose: str, name: str) -> tuple[str, ...]:
-    """Return what a reader of a run has to know about a model's weights and its file.
-
-    Args:
-        whose: "target" or "drafter".
-    """
+def said_of_weights(model: Any, whose: Literal["target", "drafter"], name: str) -> tuple[str, ...]:
+    """Return what a reader of a run has to know about a model's weights and its file."""
     values, form = quantization_of(model), dequantised_form(model)
     said = ""
     if form is not None:

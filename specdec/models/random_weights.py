@@ -61,27 +61,20 @@ def random_model(
                     + near_misses(name, sorted(known))
                 )
         config = AutoConfig.for_model(shape["model_type"], **values)
+        if attention == "auto":
+            attention = "eager" if config.model_type == "gemma2" else "sdpa"  # as for loaded models
+        arithmetic = model_arithmetic(dtype, config.dtype or torch.float32, device)
+        options = {"dtype": arithmetic.used, "attn_implementation": attention}
+        with torch.device("meta"):  # finds faults without allocating weights
+            AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
     except UsageError:
         raise
     except Exception as error:  # transformers raises some ten unrelated types here
-        raise _refused(error, key) from None
-    if attention == "auto":
-        attention = "eager" if config.model_type == "gemma2" else "sdpa"  # as for loaded models
-    arithmetic = model_arithmetic(dtype, config.dtype or torch.float32, device)
-    options = {"dtype": arithmetic.used, "attn_implementation": attention}
-    try:
-        with torch.device("meta"):  # finds faults without allocating weights
-            AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
-    except Exception as error:
-        raise _refused(error, key) from None
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UsageError(f"Bad value {key}: transformers refuses it: {reason}") from None
     # transformers initialises from the global generator; its state is restored.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(shape[_SEED])
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
     note_arithmetic(model, arithmetic)
     return model.eval().requires_grad_(False)
-
-
-def _refused(error: Exception, key: str) -> UsageError:
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
-    return UsageError(f"Bad value {key}: transformers refuses it: {reason}")

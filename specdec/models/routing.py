@@ -4,10 +4,10 @@ A layer of experts is recognised by two things that such layers of transformers 
 is: a stack of weights over the experts, and a `forward` that is handed the experts of every token by their numbers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import signature
 from typing import Any
 
@@ -31,13 +31,12 @@ class Mixture:
     """The layers of experts of a model, in its order.
 
     Attributes:
-        layers: the modules that hold the experts, each with its weights as stacks [E, ...].
-        names: for each layer the argument of `forward` that says which experts each token takes.
+        layers: the modules that hold the experts, each with its weights as stacks [E, ...], and the argument of its
+            `forward` that says which experts each token takes.
     """
 
     model: Any
-    layers: tuple[nn.Module, ...]
-    names: tuple[str, ...]
+    layers: Mapping[nn.Module, str]
 
     @classmethod
     def of(cls, model: Any) -> "Mixture | None":
@@ -48,7 +47,7 @@ class Mixture:
             name = next((name for name in _CHOICES if name in signature(type(module).forward).parameters), None)
             if stacks and name is not None and len({*stacks}) == 1 < stacks[0]:
                 layers[module] = name
-        return cls(model, tuple(layers), tuple(layers.values())) if layers else None
+        return cls(model, layers) if layers else None
 
     @cached_property
     def experts(self) -> np.ndarray:
@@ -87,16 +86,13 @@ class Mixture:
         """
         choices: list[list[Tensor]] = [[] for _ in self.layers]
 
-        def hook(name: str, calls: list[Tensor]) -> Any:
-            def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                bound = signature(type(module).forward).bind(module, *args, **kwargs)
-                calls.append(bound.arguments[name].detach().flatten(0, -2))
-
-            return keep
+        def keep(name: str, calls: list[Tensor], module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            bound = signature(type(module).forward).bind(module, *args, **kwargs)
+            calls.append(bound.arguments[name].detach().flatten(0, -2))
 
         handles = [
-            layer.register_forward_pre_hook(hook(name, calls), with_kwargs=True)
-            for layer, name, calls in zip(self.layers, self.names, choices, strict=True)
+            layer.register_forward_pre_hook(partial(keep, name, calls), with_kwargs=True)
+            for (layer, name), calls in zip(self.layers.items(), choices, strict=True)
         ]
         try:
             yield choices

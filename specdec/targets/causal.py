@@ -135,8 +135,8 @@ class Causal(ModelTarget):
         target.packages = PackageFolder(config.compile_cache, AUTO_S if undecided else math.inf)
         # On a GPU it stays with tracing, until CUDA graphs have been tried on one.
         target.undecided = undecided and target.compilation is not None and device.type == "cpu"
-        target.tensor_parallel, target.placed, target.in_one_piece = config.tensor_parallel, placed, not apart
-        target.in_one_piece &= config.tensor_parallel == 1
+        target.tensor_parallel, target.placed = config.tensor_parallel, placed
+        target.in_one_piece = not apart and config.tensor_parallel == 1
         if config.shape is not None:
             target._shape_hash = shape_hash(config.shape)
         return target
@@ -242,26 +242,20 @@ def _spread(config: CausalConfig, name: str, device: torch.device) -> dict[str, 
     Raises:
         UsageError: both ways at once, a way that does not fit the model or the machine.
     """
-    if config.device_map is not None and (config.tensor_parallel > 1 or config.device != "auto" or config.shape):
-        other = (
-            f"target.tensor_parallel={config.tensor_parallel}"
-            if config.tensor_parallel > 1
-            else "target.model=random" if config.shape else f"target.device={config.device}"
-        )  # fmt: skip
+    other = "target.model=random" if config.shape is not None else ""
+    if config.tensor_parallel > 1:
+        other = f"target.tensor_parallel={config.tensor_parallel}"
+    if config.device_map is not None and (other or config.device != "auto"):
         raise UsageError(
-            f"Bad value target.device_map: it says where every layer lies, which does not go with {other}; use one of "
-            "the two."
+            "Bad value target.device_map: it says where every layer lies, which does not go with "
+            f"{other or f'target.device={config.device}'}; use one of the two."
         )
     if is_gguf(name) and (config.tensor_parallel > 1 or config.quantization is not None):
         key = "target.tensor_parallel" if config.tensor_parallel > 1 else KEY
         raise UsageError(f"Bad value {key}: {name} is a GGUF file, whose weights are read by one process as they are.")
     if config.quantization is not None:
-        for given, other in (
-            (config.tensor_parallel > 1, f"target.tensor_parallel={config.tensor_parallel}"),
-            (config.shape is not None, "target.model=random"),
-        ):
-            if given:
-                raise UsageError(f"Bad value {KEY}: it does not go with {other}; use one of the two.")
+        if other:
+            raise UsageError(f"Bad value {KEY}: it does not go with {other}; use one of the two.")
         placed = {} if config.device_map is None else mapped(config.device_map)
         return {**quantized_loading(config.quantization, device), **placed}
     if config.device_map is not None:
@@ -277,18 +271,15 @@ class _CausalStates(HiddenStates):
 
     @property
     def layers(self) -> int:
-        layers: int = self._target.model.config.get_text_config().num_hidden_layers
-        return layers
+        return self._target.decoder.layers
 
     @property
     def embedding(self) -> Tensor:
-        weight: Tensor = self._target.model.get_input_embeddings().weight
-        return self._in_memory(weight)
+        return self._in_memory(self._target.model.get_input_embeddings().weight)
 
     @property
     def output_layer(self) -> Tensor:
-        weight: Tensor = self._target.model.get_output_embeddings().weight
-        return self._in_memory(weight)
+        return self._in_memory(self._target.model.get_output_embeddings().weight)
 
     def _in_memory(self, weight: Tensor) -> Tensor:
         if weight.device.type == "meta":

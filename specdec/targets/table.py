@@ -78,12 +78,11 @@ class Table(Target):
 class _TableStates(HiddenStates):
     """The state of a table is its last token, one-hot; the output layer gives the logits of that token's line."""
 
+    layers = 0
+    kept = (0,)
+
     def __init__(self, logits: Tensor) -> None:
         self._logits = logits
-
-    @property
-    def layers(self) -> int:
-        return 0
 
     @property
     def embedding(self) -> Tensor:
@@ -96,10 +95,6 @@ class _TableStates(HiddenStates):
     @property
     def identity(self) -> str:
         return hashlib.sha256(self._logits.numpy().tobytes()).hexdigest()
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        return (0,)
 
     def _keep_also(self, offsets: tuple[int, ...]) -> None:
         for offset in offsets:
