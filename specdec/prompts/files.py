@@ -10,8 +10,8 @@ from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source
 from specdec.text.lines import printable
 from specdec.text.sources import (
     USUAL_FIELDS,
-    HubKeys,
     Records,
+    SourceKeys,
     is_data_set,
     read_data_set,
     read_file,
@@ -24,7 +24,7 @@ LINE = "text"  # the field of a record that is made of a plain line
 
 
 @typed
-class FileConfig(SetConfig, HubKeys):
+class FileConfig(SetConfig, SourceKeys):
     path: str | None  # a local file, gzip or not; a parquet file; a folder, of which `split` is read as of a data set
     format: Literal["jsonl", "lines"]  # of a file of text; a line of text is a record with `field` alone
     field: NonEmpty | None  # text, or a list of turns; a dot reaches into a nested record; null: the usual one there is

@@ -16,7 +16,7 @@ from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.text.document_store import Encoded, batched
 from specdec.text.lines import file_digest, filled_lines
-from specdec.text.sources import SPEAKERS, HubKeys, Part, read_hub
+from specdec.text.sources import SPEAKERS, Part, SourceKeys, read_hub
 
 RENDERED_AT_ONCE = 256
 Messages = list[dict[str, str]]  # the form that chat templates take: role and content
@@ -24,7 +24,7 @@ Spans = list[tuple[int, int]]  # ranges of characters that the assistant wrote
 
 
 @typed
-class ConversationsConfig(HubKeys):
+class ConversationsConfig(SourceKeys):
     """The keys of conversations: records `{"conversations": [{"from": "human" | "gpt", "value": TEXT}, ...]}`."""
 
     name: Literal["conversations"]

@@ -14,11 +14,11 @@ from pydantic import Field
 from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.text.lines import decoded, file_digest, file_lines
-from specdec.text.sources import HubKeys, Part, read_hub
+from specdec.text.sources import Part, SourceKeys, read_hub
 
 
 @typed
-class TextCorpusConfig(HubKeys):
+class TextCorpusConfig(SourceKeys):
     """The keys of a plain text: a local file, or a data set on the hub."""
 
     name: Literal["text"]

@@ -55,16 +55,17 @@ def read_file(name: str, line_field: str | None, key: str = "prompts.path") -> R
 
 
 @typed
-class HubKeys:
-    """The keys of a data set on the hub in parquet or JSON: no script is ever run."""
+class SourceKeys:
+    """The keys of a local file, or else of a data set on the hub in parquet or JSON: no script is ever run."""
 
+    path: str | None
     hub_id: NonEmpty | None
     hub_config: str | None
     split: str
     revision: str | None
 
 
-def read_hub(keys: HubKeys, group: str) -> Records:
+def read_hub(keys: SourceKeys, group: str) -> Records:
     """Open the records of a hub data set, from the local cache if they are there. Messages name the config `group` of
     its keys, such as `prompts`. Raises UsageError: offline and not in the cache, no such data set or split, a data set
     that needs a script.
