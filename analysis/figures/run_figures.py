@@ -18,7 +18,7 @@ from specdec.theory.capped_geometric import accepted_pmf, tokens_per_round
 from ..arms import WORK, Arm, Arms
 from ..comparisons import intervals
 from ..intervals import SHARE, Columns, Interval, bootstrap
-from ..rounds import counts_by_prompt, drafted
+from ..rounds import counts_by_prompt
 from ..sections import counted
 from . import pictures, style
 
@@ -247,30 +247,22 @@ def accepted_length_table(rounds: pd.DataFrame, alpha: float) -> pd.DataFrame:
 
 
 @style.in_style
-def accepted_lengths(
-    rounds: pd.DataFrame, alpha: float | None = None, gamma: int | None = None, *, title: str
-) -> Figure:
+def accepted_lengths(rounds: pd.DataFrame, alpha: float | None = None, *, title: str) -> Figure:
     """Draw the shares of rounds by accepted tokens, against the capped-geometric law at `alpha` (None: the MLE).
-    ValueError if there are several gammas and none is chosen, or no round has a proposal.
 
-    rounds: of one drafter; those of the baseline and of other gammas are ignored.
+    rounds: of one drafter at one gamma. ValueError as `accepted_length_table`.
     """
-    speculative = drafted(rounds)
-    if gamma is not None:
-        speculative = speculative[speculative["gamma"] == gamma]
-    elif speculative["gamma"].nunique() > 1:
-        raise ValueError(f"choose one gamma of {sorted(set(speculative['gamma']))}")
-    tested = speculative["accepted"].sum() + speculative["rejected"].sum()
-    chance = float(speculative["accepted"].sum() / max(tested, 1)) if alpha is None else alpha
-    table = accepted_length_table(speculative, chance)
-    silent = int((speculative["offered"] == 0).sum())
-    used, prompts = int(table["rounds"].sum()), speculative["prompt"].nunique()
+    tested = rounds["accepted"].sum() + rounds["rejected"].sum()
+    chance = float(rounds["accepted"].sum() / max(tested, 1)) if alpha is None else alpha
+    table = accepted_length_table(rounds, chance)
+    silent = int((rounds["offered"] == 0).sum())
+    used, prompts = int(table["rounds"].sum()), rounds["prompt"].nunique()
     has_interval = bool(table["ci_low"].notna().any())
     caption = (
         f"{counted(used, 'round')} of {counted(prompts, 'prompt')}; "
         + ("bars with 95% prompt-bootstrap intervals" if has_interval else "no intervals")
         + f"; law at α\u00a0=\u00a0{chance:.3f}. Left out: {counted(silent, 'round')} without a proposal, "
-        f"{len(speculative) - silent - used:,} cut short by the end of the text."
+        f"{len(rounds) - silent - used:,} cut short by the end of the text."
     )
     none, law = (float(table[name].iloc[0]) for name in ("share", "expected"))
     seen = f"{none:.0%} of rounds accept nothing; one α for all tokens says {law:.0%}"
@@ -283,8 +275,7 @@ def accepted_lengths(
         style.tip(bar, f"{length} accepted: {share:.1%} of rounds, {law_there:.1%} by the law")
     axes.plot(table.index, table["expected"], color=style.ORANGE, marker="D", linestyle="--", linewidth=1.2,
               label="capped-geometric law")  # fmt: skip
-    shown = int(speculative["gamma"].iloc[0])
-    axes.set(xlabel=f"draft tokens accepted in a round (γ = {shown})", ylabel="share of rounds")
+    axes.set(xlabel=f"draft tokens accepted in a round (γ = {rounds['gamma'].iloc[0]})", ylabel="share of rounds")
     axes.set_xticks(list(table.index))
     pictures.percent_axis(axes)
     axes.grid(axis="x", visible=False)
@@ -373,9 +364,7 @@ DRAFT, VERIFY, REST = style.YELLOW, style.BLUE, style.LIGHT
 class Stretch:
     """The same stretch of one text, by the baseline and at some gammas."""
 
-    # the text, whose speedup is the median of all texts
-    prompt: str
-    repeat: int
+    prompt: str  # of the text, whose speedup is the median of all texts
     first: int  # place of the stretch's first token in the output, from 0
     tokens: int  # tokens that the primary gamma commits in its rounds here
     # rounds by name, the baseline first: those in which a method commits the stretch, from the round that begins at its
@@ -383,32 +372,33 @@ class Stretch:
     rows: dict[str, pd.DataFrame]
 
 
-def stretch(measured: Arms, primary_gamma: int, count: int = ROUNDS, most: int = 2) -> Stretch:
+def stretch(measured: Arms, primary_gamma: int, count: int = ROUNDS) -> Stretch:
     """Choose `count` rounds of the primary gamma from the middle of a typical text, and what others do meanwhile.
 
     The text is the one of median speedup, so that a lucky or a slow one does not stand for all. Beside the primary
-    gamma stands at most one other, the largest or else the smallest (`most` in all). ValueError for no text that the
-    baseline and the primary gamma both wrote.
+    gamma stands at most one other, the largest or else the smallest. ValueError for no text that the baseline and the
+    primary gamma both wrote.
     """
     shared = measured.shared()
     arms, plain = shared.by_gamma(), shared.plain()
     if primary_gamma not in arms:
         raise ValueError(f"no rounds at the primary gamma {primary_gamma}, only at {sorted(arms)}")
-    seconds = {name: part.groupby(WORK, observed=True)[["round_s", "committed"]].sum() for name, part in
-               (("plain", plain), ("ours", arms[primary_gamma]))}  # fmt: skip
-    per_token = {name: sums["round_s"] / sums["committed"] for name, sums in seconds.items()}
-    speedup = (per_token["plain"] / per_token["ours"]).sort_values(kind="stable")
+
+    def per_token(rounds: pd.DataFrame) -> pd.Series:
+        sums = rounds.groupby(WORK, observed=True)[["round_s", "committed"]].sum()
+        return sums["round_s"] / sums["committed"]
+
+    speedup = (per_token(plain) / per_token(arms[primary_gamma])).sort_values(kind="stable")
     prompt, repeat = speedup.index[(len(speedup) - 1) // 2]
     ours = _placed(arms[primary_gamma], prompt, repeat)
     begin = max(0, min(len(ours) // 2, len(ours) - count))
     chosen = ours.iloc[begin : begin + count]
     first, tokens = int(chosen["place"].iloc[0]), int(chosen["committed"].sum())
-    others = [gamma for gamma in (max(arms), min(arms)) if gamma != primary_gamma][: most - 1]
+    others = [gamma for gamma in (max(arms), min(arms)) if gamma != primary_gamma][:1]
     rows = {"baseline": _along(_placed(plain, prompt, repeat), first, tokens)}
     for gamma in sorted({primary_gamma, *others}, reverse=True):
-        here = chosen if gamma == primary_gamma else _along(_placed(arms[gamma], prompt, repeat), first, tokens)
-        rows[f"γ = {gamma}"] = here
-    return Stretch(str(prompt), int(repeat), first, tokens, {name: each for name, each in rows.items() if len(each)})
+        rows[f"γ = {gamma}"] = _along(_placed(arms[gamma], prompt, repeat), first, tokens)
+    return Stretch(str(prompt), first, tokens, {name: each for name, each in rows.items() if len(each)})
 
 
 def _placed(rounds: pd.DataFrame, prompt: str, repeat: int) -> pd.DataFrame:

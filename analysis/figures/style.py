@@ -5,13 +5,12 @@ may be dark. Uses matplotlib, but neither pyplot nor any global state of it.
 
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from html import escape, unescape
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -94,9 +93,6 @@ RC: dict[str, Any] = {
 }
 UNSIGNED = {"Creator": None, "Date": None, "Format": None, "Type": None}  # metadata of an SVG without date and program
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 
 @contextmanager
 def styled() -> Iterator[None]:
@@ -107,15 +103,7 @@ def styled() -> Iterator[None]:
         yield
 
 
-def in_style(draw: Callable[P, R]) -> Callable[P, R]:
-    """Make a function draw in the shared style: a decorator."""
-
-    @wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
-        with styled():
-            return draw(*args, **kwargs)
-
-    return drawn
+in_style = styled()  # decorates a function that draws
 
 
 class StyledFigure(Figure):

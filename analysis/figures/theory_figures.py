@@ -48,40 +48,24 @@ class Standing:
         """The speedup that the capped geometric gives at this gamma."""
         return float(speedup(self.alpha, self.gamma, self.c))
 
-    @property
-    def oracle(self) -> float:
-        """The speedup of an oracle that drafts in each round just what will be accepted."""
-        return float(oracle_speedup(self.alpha, self.c))
-
-    def caption(self) -> str:
-        """Return what is marked, in a sentence."""
-        return (
-            f"Marked: this run, α\u00a0=\u00a0{self.alpha:.3f}, c\u00a0=\u00a0{self.c:.3g}, γ\u00a0=\u00a0{self.gamma}."
-        )
-
 
 def standing_in_words(here: Standing) -> tuple[str, str]:
     """Say what the capped geometric makes of the run's gamma, and what varying gamma could add at most."""
-    best, own = here.best, f"At α {here.alpha:.3f} and c {here.c:.3g} the capped geometric"
+    best = here.best
+    choice = f"At α {here.alpha:.3f} and c {here.c:.3g} the capped geometric gives a speedup of {here.expected:.3f} "
+    choice += f"for γ {here.gamma}"
     if best.gamma == 0:
-        choice = (
-            f"{own} gives a speedup of {here.expected:.3f} for γ {here.gamma}, and no γ pays, because α is not above "
-            "c: a faster drafter or one that agrees more is what helps."
-        )
+        choice += ", and no γ pays, because α is not above c: a faster drafter or one that agrees more is what helps."
     elif here.c == 0:
-        choice = (
-            f"{own} gives a speedup of {here.expected:.3f} for γ {here.gamma} and more for every longer draft: drafts "
-            "cost nothing, and 1 / (1 - α) is the limit."
-        )
+        choice += " and more for every longer draft: drafts cost nothing, and 1 / (1 - α) is the limit."
     elif best.gamma == here.gamma:
-        choice = f"{own} gives a speedup of {here.expected:.3f} for γ {here.gamma}, its best γ."
+        choice += ", its best γ."
     else:
-        choice = (
-            f"{own} gives a speedup of {here.expected:.3f} for γ {here.gamma} and of {best.speedup:.3f} for γ "
-            f"{best.gamma}, its best: {best.speedup / here.expected - 1:+.1%}."
-        )
+        gain = best.speedup / here.expected - 1
+        choice += f" and of {best.speedup:.3f} for γ {best.gamma}, its best: {gain:+.1%}."
+    oracle = float(oracle_speedup(here.alpha, here.c))
     more = (
-        f"An oracle that drafts in each round just what will be accepted would reach {here.oracle:.3f}, "
+        f"An oracle that drafts in each round just what will be accepted would reach {oracle:.3f}, "
         f"{oracle_gain(here.alpha, here.c, LONGEST) - 1:+.1%} over the best fixed γ: the most that any choice of γ by "
         "round can add."
     )
@@ -101,10 +85,7 @@ def best_gamma(here: Standing | None = None) -> Figure:
     figure, axes = style.new_figure(seen, _caption(caption, here))
     top = 20 if here is None else max(20, here.gamma + 3, min(best + 3, MOST))
 
-    def gammas(c: float) -> np.ndarray:
-        return np.array([optimal_gamma(float(alpha), c).gamma for alpha in ALPHAS], dtype=float)
-
-    _lines_over_costs(axes, gammas, top, here)
+    _lines_over_costs(axes, lambda alpha, c: optimal_gamma(alpha, c).gamma, top, here)
     if here is not None:
         if here.c > 0:  # else every longer draft is better
             _ring(axes, here, min(best, top), f"the capped geometric's best: γ = {best}")
@@ -124,7 +105,7 @@ def speedup_and_operations(here: Standing | None = None) -> Figure:
     c, c_ops = (0.0, 0.0) if here is None else (here.c, here.c_ops)
     gammas = sorted({*GAMMAS, *(() if here is None else (here.gamma,))})
     costs = f"c = {c:.3g} in time and {c_ops:.3g} in operations" if here else "A drafter that costs nothing"
-    caption = f"{costs}; over plain decoding. {FREE if here is None else ''}"
+    caption = f"{costs}; over plain decoding." + (f" {FREE}" if here is None else "")
     seen = "Longer drafts are faster, and waste more operations"
     if here is not None:
         measured = f", {here.speedup.estimate:.2f} measured" if isfinite(here.speedup.estimate) else ""
@@ -172,11 +153,7 @@ def oracle_bound(here: Standing | None = None) -> Figure:
     if here is not None:
         seen = f"Varying γ by round could add {oracle_gain(here.alpha, here.c, LONGEST) - 1:.0%} at most"
     figure, axes = style.new_figure(seen, _caption(caption, here))
-
-    def gains(c: float) -> np.ndarray:
-        return np.array([oracle_gain(float(alpha), c, LONGEST) for alpha in ALPHAS])
-
-    _lines_over_costs(axes, gains, ORACLE_LIMIT, here)
+    _lines_over_costs(axes, lambda alpha, c: oracle_gain(alpha, c, LONGEST), ORACLE_LIMIT, here)
     pictures.level(axes, ORACLE_LIMIT)
     axes.annotate(f"at most {ORACLE_LIMIT:.2f}", (0.01, ORACLE_LIMIT), xytext=(2, 4), textcoords="offset points")
     if here is not None:
@@ -188,19 +165,26 @@ def oracle_bound(here: Standing | None = None) -> Figure:
 
 
 def _caption(words: str, here: Standing | None) -> str:
-    return words.strip() if here is None else f"{words.strip()} {here.caption()}"
+    """Return the words, and what is marked if a run is."""
+    if here is None:
+        return words
+    place = f"α\u00a0=\u00a0{here.alpha:.3f}, c\u00a0=\u00a0{here.c:.3g}, γ\u00a0=\u00a0{here.gamma}"
+    return f"{words} Marked: this run, {place}."
 
 
 _DASHES: tuple[style.Dash, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
 
-def _lines_over_costs(axes: Axes, values: Callable[[float], np.ndarray], top: float, here: Standing | None) -> None:
-    """Draw `values(c)` over alpha for each c, and in black for the run's own; what lies above `top` is not drawn."""
+def _lines_over_costs(axes: Axes, value: Callable[[float, float], float], top: float, here: Standing | None) -> None:
+    """Draw `value(alpha, c)` over alpha for each c, and in black for the run's own; nothing above `top` is drawn."""
+
+    def shown(c: float) -> np.ndarray:
+        return pictures.below_cut(np.array([value(alpha, c) for alpha in ALPHAS.tolist()], dtype=float), top)
+
     for c, colour, dash in zip(COSTS, pictures.shades(len(COSTS)), _DASHES, strict=True):
-        axes.plot(ALPHAS, pictures.below_cut(values(c), top), color=colour, linestyle=dash, label=f"c = {c:g}")
+        axes.plot(ALPHAS, shown(c), color=colour, linestyle=dash, label=f"c = {c:g}")
     if here is not None:
-        axes.plot(ALPHAS, pictures.below_cut(values(here.c), top), color=style.BLACK, linewidth=3.2,
-                  label=f"c = {here.c:.3g}, its own")  # fmt: skip
+        axes.plot(ALPHAS, shown(here.c), color=style.BLACK, linewidth=3.2, label=f"c = {here.c:.3g}, its own")
 
 
 def _dot(axes: Axes, here: Standing, up: float, words: str, interval: Interval | None = None) -> None:

@@ -240,7 +240,7 @@ def _rounds(rounds: pd.DataFrame, account: Account, values: Mapping[str, Interva
     by_depth = table.reset_index().rename(columns={"acceptance": "accepted given tested"})
     words, figures = [], []
     try:
-        figure = run_figures.accepted_lengths(rounds, account.alpha, gamma, title=title)
+        figure = run_figures.accepted_lengths(rounds, account.alpha, title=title)
         figures.append(("accepted_lengths", figure))
     except ValueError as problem:
         words.append(f"Accepted lengths are not shown: {problem}.")
