@@ -72,34 +72,31 @@ def _listed(table: pd.DataFrame, *columns: str) -> str:
 
 def _ceilings(table: pd.DataFrame) -> Section:
     over, size = table[table["exceeds"] != ""], counted(len(table), "measured speedup")
-    beyond, sure = table[table["exceeds"] == "limit"], int(table["surely"].sum())
-    first = (
-        f"{len(over)} of {size} exceed Ω(α, γ) at the α printed beside them, {len(beyond)} of these even 1/(1-α), "
-        f"which no draft length can pass; {sure} do so whatever was rounded."
-    )
-    if over.empty:
-        first = f"None of {size} exceeds Ω(α, γ) at its printed α."
-    second = "" if over.empty else f"Speedup, Ω and 1/(1-α): {_listed(over, 'speedup', 'omega', 'limit')}."
-    known, listed = table[table["beyond"] != ""], ""
+    text = [f"None of {size} exceeds Ω(α, γ) at its printed α."]
+    if len(over):
+        beyond, sure = int((over["exceeds"] == "limit").sum()), int(over["surely"].sum())
+        text = [
+            f"{len(over)} of {size} exceed Ω(α, γ) at the α printed beside them, {beyond} of these even 1/(1-α), which "
+            f"no draft length can pass; {sure} do so whatever was rounded.",
+            f"Speedup, Ω and 1/(1-α): {_listed(over, 'speedup', 'omega', 'limit')}.",
+            "A drafter that costs something cannot reach Ω under i.i.d. acceptance; where the measurement does, "
+            "acceptance was higher in the timed runs than where α was measured, or the baseline was slower than a bare "
+            "call.",
+        ]
+    known = table[table["beyond"] != ""]
     if len(known):
         sure_above = known[known["beyond"] == YES]
         above = int((known["beyond"] != NO).sum())
-        first += (
+        text[0] += (
             f" Theorem 3.8, (1-α^(γ+1)) / ((1-α)(γc+1)), explains fewer: {above} of {counted(len(known), 'speedup')} "
             f"with a printed c exceed{'s' * (above == 1)} it, {len(sure_above)} whatever was rounded."
         )
         if len(sure_above):
             what = "Above the formula whatever was rounded, speedup and formula"
-            listed = f"{what}: {_listed(sure_above, 'speedup', 'formula')}."
-    third = (
-        "A drafter that costs something cannot reach Ω under i.i.d. acceptance; where the measurement does, acceptance "
-        "was higher in the timed runs than where α was measured, or the baseline was slower than a bare call."
-    )
-    texts = tuple(text for text in (first, second, listed, third if len(over) else "") if text)
+            text.insert(2, f"{what}: {_listed(sure_above, 'speedup', 'formula')}.")
     caption = "Measured speedups and their ceilings; formula: Theorem 3.8; alpha_needed: the α that it needs for them"
-    return Section(
-        "Which speedups exceed their own ceiling?", texts, ((caption, _shown(table)),), (("ceilings", _drawn(table)),)
-    )
+    figures = (("ceilings", _drawn(table)),)
+    return Section("Which speedups exceed their own ceiling?", tuple(text), ((caption, _shown(table)),), figures)
 
 
 @style.in_style
@@ -190,15 +187,14 @@ def _lengths(table: pd.DataFrame) -> Section:
     off = table[~table["agree"].astype(bool)]
     more, less = off[off["error"] > 0], off[off["error"] < 0]
     parts = [
-        f"too many in {len(part)} ({', '.join(dict.fromkeys(part['drafter']))}; up to {worst:+.1%})"
-        for part, worst in ((more, more["error"].max()), (less, less["error"].min()))
+        f"too {word} in {len(part)} ({', '.join(dict.fromkeys(part['drafter']))}; up to {worst:+.1%})"
+        for word, part, worst in (("many", more, more["error"].max()), ("few", less, less["error"].min()))
         if len(part)
     ]
     text = (
         f"In {len(off)} of {counted(len(table), 'pair')} of draft lengths no one α gives both printed tokens per round"
-        + (f": at the longer draft, the α of the shorter promises {' and too few, '.join(parts)}." if parts else ".")
+        + (f": at the longer draft, the α of the shorter promises {' and '.join(parts)}." if parts else ".")
     )
-    text = text.replace("too few, too many", "too few")
     chance = "Rounding is allowed for; chance is not, since no intervals were printed."
     caption = (
         "α solved from tokens per round at two lengths (gamma, longer), and what the first predicts for the second"

@@ -6,7 +6,7 @@ disagreement counts only if no such values agree. The last digit of a column is 
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
-from math import nan
+from math import nan, prod
 
 import numpy as np
 import pandas as pd
@@ -157,41 +157,25 @@ def round_times(figures: pd.DataFrame) -> pd.DataFrame:
     return table.assign(possible=possible).reset_index()
 
 
-# Figures that others of the same setting determine: name, metric as printed, inputs, and formula, monotone in each.
-IDENTITIES: tuple[tuple[str, str, tuple[str, ...], Callable[..., float]], ...] = (
-    (
-        "tokens per round / round time",
+# Figures that others of the same setting determine: by name the metric as printed and its inputs, the last of which is
+# the divisor of the product of the others.
+IDENTITIES: dict[str, tuple[str, list[str]]] = {
+    "tokens per round / round time": ("speedup_measured", ["tokens_per_round", "round_time_over_baseline"]),
+    "tokens per round x baseline / time of a round": (
         "speedup_measured",
-        ("tokens_per_round", "round_time_over_baseline"),
-        lambda tokens, time: tokens / time,
+        ["tokens_per_round", "time_per_token_baseline", "time_per_round"],
     ),
-    (
-        "tokens per round x baseline / time of a round",
-        "speedup_measured",
-        ("tokens_per_round", "time_per_token_baseline", "time_per_round"),
-        lambda tokens, baseline, time: tokens * baseline / time,
-    ),
-    (
-        "baseline / time per token",
-        "speedup_measured",
-        ("time_per_token_baseline", "time_per_token_speculative"),
-        lambda baseline, time: baseline / time,
-    ),
-    (
-        "tokens per round / Omega",
-        "tokens_over_omega",
-        ("tokens_per_round", "omega_of_alpha"),
-        lambda t, omega: t / omega,
-    ),
-)
+    "baseline / time per token": ("speedup_measured", ["time_per_token_baseline", "time_per_token_speculative"]),
+    "tokens per round / Omega": ("tokens_over_omega", ["tokens_per_round", "omega_of_alpha"]),
+}
 
 
 def identities(figures: pd.DataFrame) -> pd.DataFrame:
     """Compute the figures that IDENTITIES determine. Columns identity, printed, computed, low, high, agrees."""
     rows = []
-    for name, printed, inputs, formula in IDENTITIES:
+    for name, (printed, inputs) in IDENTITIES.items():
         for key, row in _having(figures, printed, *inputs).iterrows():
-            rows.append((*key, name, *_compared(row, printed, inputs, formula)))
+            rows.append((*key, name, *_compared(row, printed, inputs, lambda *values: prod(values[:-1]) / values[-1])))
     return pd.DataFrame(rows, columns=[*KEY, "identity", "printed", "computed", "low", "high", "agrees"])
 
 
@@ -232,19 +216,17 @@ def positions(figures: pd.DataFrame) -> pd.DataFrame:
         (name for name in figures if name.startswith("alpha_position_") and not name.endswith(".half")),
         key=lambda name: int(name.rpartition("_")[2]),
     )
-    tokens_printed = figures.reindex(columns=["tokens_per_round"]).dropna().reset_index()
+    where = ["source", "target", "task", "temperature", "gamma", "drafter"]
+    printed = figures.reindex(columns=["tokens_per_round"]).dropna().reset_index().drop_duplicates(where)
+    tokens_printed = printed.set_index(where)["tokens_per_round"].to_dict()
     rows = []
     for key, row in figures[names].dropna(how="all").iterrows():
         rates = row.dropna().to_numpy()
         one = float(tokens_per_round(rates[0], len(rates)))
         setting = dict(zip(KEY, key, strict=True))
-        chain = tokens_printed
-        for name in ("source", "target", "task", "temperature", "gamma"):
-            chain = chain[chain[name] == setting[name]]
-        named = chain[chain["drafter"] == f"{setting['drafter']} chain"]
-        if named.empty and setting["gamma"]:
-            named = chain[chain["drafter"] == setting["drafter"]]
-        measured = float(named["tokens_per_round"].iloc[0]) if len(named) else nan
+        *shared, drafter = (setting[name] for name in where)
+        own = tokens_printed.get((*shared, drafter), nan) if setting["gamma"] else nan
+        measured = tokens_printed.get((*shared, f"{drafter} chain"), own)
         tokens = float(product_identity(rates))
         errors = tokens / measured - 1, one / measured - 1
         rows.append((*key, len(rates), rates[0], rates[-1], tokens, one, measured, *errors))
