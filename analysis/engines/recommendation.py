@@ -1,9 +1,8 @@
 """The serving configuration that a measurement recommends: no speculation, or flags of each engine to start from."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf, isinf, nan
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -55,7 +54,7 @@ DEMONSTRATION = (
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The answer to how the drafter should be served."""
+    """The answer to how the drafter should be served; `serving` in `summary.json` and `advice.json`."""
 
     verdict: str  # one sentence with the number behind it
     # of each engine; empty where speculation should be left off, or no engine offers the drafter
@@ -81,10 +80,6 @@ class Recommendation:
             if engine.command:
                 text.append("\n".join(["```", *engine.before, engine.command, "```"]))
         return Section(title, tuple(text))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content of `serving` in `summary.json` and `advice.json`."""
-        return asdict(self)
 
 
 def recommend(depths: Iterable[Measured]) -> Recommendation:

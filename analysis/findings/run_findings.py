@@ -2,7 +2,7 @@
 sections for people. Nothing of the run needs to be alive, and torch need not be installed.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import isnan
 from typing import Any
 
@@ -99,7 +99,7 @@ def run_findings(run: Run) -> RunFindings:
         replace(predicted, title="Prediction", tables=predicted.tables[:1]),
     )  # a report on runs has these and the slower ones
     shown = (*run_sections.arranged(sections, seen), serving.section())
-    return replace(findings, sections=shown, serving=serving.as_dict())
+    return replace(findings, sections=shown, serving=asdict(serving))
 
 
 def _with_others(run: Run, findings: RunFindings, measured: MeasuredRun) -> RunFindings:

@@ -308,21 +308,20 @@ def _batching(path: Path) -> tuple[str, Table]:
 
 
 def _beside_other_work(path: Path) -> tuple[str, Table]:
-    rows: list[dict[str, Any]] = []
-    figures = _read(path)["figures"]
-    for key in dict.fromkeys((f["model"], f["drafter"], f["threads_asked"], f["level"]) for f in figures):
-        same = [f for f in figures if (f["model"], f["drafter"], f["threads_asked"], f["level"]) == key]
-        model, drafter, threads, level = key
-        row: dict[str, Any] = {
+    runs: dict[tuple[Any, ...], Table] = {}
+    for figure in _read(path)["figures"]:
+        key = tuple(figure[name] for name in ("model", "drafter", "threads_asked", "level"))
+        runs.setdefault(key, []).append(figure)
+    return "", [
+        {
             "run": f"{model}, {drafter}, {threads or 'own choice of'} threads",
             "other work": f"{level:.0%}",
+            **{name: ", ".join(f"{f[name]:.0%}" for f in seeds) for name in ("taken", "said")},
+            "by the clock": ", ".join(f"{f['by_clock']:.2f}" for f in seeds),
+            "speedup": ", ".join(f"{f['speedup'][0]:.2f}" if f["verdict"] else "–" for f in seeds),
         }
-        for name in ("taken", "said"):
-            row[name] = ", ".join(f"{f[name]:.0%}" for f in same)
-        row["by the clock"] = ", ".join(f"{f['by_clock']:.2f}" for f in same)
-        row["speedup"] = ", ".join(f"{f['speedup'][0]:.2f}" if f["verdict"] else "–" for f in same)
-        rows.append(row)
-    return "", rows
+        for (model, drafter, threads, level), seeds in runs.items()
+    ]
 
 
 def _llama_server(path: Path) -> tuple[str, Table]:
@@ -434,11 +433,7 @@ MEASUREMENTS: dict[str, dict[str, tuple[Any, ...]]] = {  # group: result file: t
             "How often the shipped heads are right with their first choice, or with one of five.",
             _head_accuracy,
         ),
-        "heads_tree": (
-            "Which tree for heads",
-            "Searched trees beside the one drawn by hand.",
-            _trees,
-        ),
+        "heads_tree": ("Which tree for heads", "Searched trees beside the one drawn by hand.", _trees),
         "heads_ablation": (
             "What matters in grounded heads",
             "Variants that were trained briefly and alike.",

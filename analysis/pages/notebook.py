@@ -39,8 +39,7 @@ def show(*sections: Section, heading: str = "") -> None:
 def overlay_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY, each: str = "drafter.name") -> list[Run]:
     """Return the newest finished run of an overlay for each value of a parameter. UsageError if there is none."""
     table = load_runs(tracking_uri, experiment)
-    named = table["params.experiment_name"] == overlay if "params.experiment_name" in table else table["status"] == ""
-    chosen = table[named & (table["status"] == "FINISHED")]
+    chosen = table[(table["status"] == "FINISHED") & (table.get("params.experiment_name") == overlay)]
     if chosen.empty:
         raise UsageError(
             f"The experiment {experiment!r} has no finished run of the overlay {overlay}: "

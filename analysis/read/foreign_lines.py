@@ -1,7 +1,6 @@
 """A foreign file while it is read: its lines, the names of its texts, and what cannot be used."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +35,13 @@ class ForeignFile:
     def __init__(self, path: Path, choices: ImportChoices) -> None:
         self.path = path
         self.faults = LineFaults(choices.skip_bad)
+        self.line = self.faults.line  # a context that keeps the BadLine raised in it, to be named with the others
         self.names = Names()
         self.empty = 0  # texts without a round: importers count them here
 
     def lines(self) -> Iterator[Line]:
         """Yield ("file:line", number, value) of every line that is not blank. UsageError for no file or none in it."""
         yield from json_file(self.path, f"The file {self.path}", self.faults, "one JSON value per line is expected")
-
-    def line(self) -> AbstractContextManager[None]:
-        """Keep the BadLine that the block raises, to be named or left out with the others."""
-        return self.faults.line()
 
     def named(self, values: Mapping[str, Any], number: int) -> tuple[str, str]:
         """Return the name of a line's prompt, told apart from earlier ones, and its category."""

@@ -166,19 +166,17 @@ def write_folder(
     if baseline is not None:
         texts += baseline.assign(method=BASELINE, gamma=0, category="").to_dict("records")
     known = ({name: value for name, value in line.items() if value == value} for line in texts)  # NaN is not JSON
-    for name, content in (
-        ("config.yaml", yaml.safe_dump(config, sort_keys=False)),
-        (PLAN_FILE, json.dumps(said, indent=1)),
-        ("generations.jsonl", "".join(json.dumps({"cell": CELL, **line}) + "\n" for line in known)),
-    ):
-        (folder / name).write_text(content, encoding="utf-8")
+    generations = "".join(json.dumps({"cell": CELL, **line}) + "\n" for line in known)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    (folder / PLAN_FILE).write_text(json.dumps(said, indent=1), encoding="utf-8")
+    (folder / "generations.jsonl").write_text(generations, encoding="utf-8")
     positions = [record for record in source.records if isinstance(record, PositionText) and len(record.lengths)]
     gammas = [source.gamma]
     if source.longest is not None:
         gammas = sorted({*range(1, min(source.longest, SHOWN) + 1), source.gamma})
     alpha = [(text.prompt, text.repeat, int((text.lengths > 1).sum()), len(text.lengths)) for text in positions]
     along = []
-    for gamma in gammas if positions else []:
+    for gamma in gammas:
         for text in positions:
             size = len(text.lengths)
             places = np.where(text.lengths > 1, size, np.arange(size))

@@ -47,12 +47,11 @@ class LoadTests:
         """Write the run folder, whole."""
         folder.mkdir(parents=True, exist_ok=True)
         gauges = [{name: value for name, value in asdict(gauge).items() if value == value} for gauge in self.gauges]
+        plan = {"gauges": gauges, "facts": asdict(self.facts)}
+        config = {"import": {"kind": LOAD, "source": [*sources]}}
         self.points[list(COLUMNS)].to_parquet(folder / POINTS)
-        for name, content in (
-            (PLAN_FILE, json.dumps({"gauges": gauges, "facts": asdict(self.facts)}, indent=1)),
-            ("config.yaml", yaml.safe_dump({"import": {"kind": LOAD, "source": [*sources]}}, sort_keys=False)),
-        ):
-            (folder / name).write_text(content, encoding="utf-8")
+        (folder / PLAN_FILE).write_text(json.dumps(plan, indent=1), encoding="utf-8")
+        (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
 
 def read_folder(folder: Path) -> LoadTests:
@@ -65,8 +64,7 @@ def read_folder(folder: Path) -> LoadTests:
     try:
         points = pd.read_parquet(folder / POINTS)[list(COLUMNS)]
         kept = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
-        unknown = dict.fromkeys(Gauges.__dataclass_fields__, nan)
-        gauges = tuple(Gauges(**(unknown | gauge)) for gauge in kept["gauges"])
+        gauges = tuple(Gauges(**gauge) for gauge in kept["gauges"])
         return LoadTests(points, gauges, ServerFacts(**kept["facts"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{folder} holds what no load test writes ({type(error).__name__}): write it again.") from None

@@ -39,10 +39,10 @@ class Gauges:
     cache in use, and its slots; NaN where a page lacks them.
     """
 
-    running: float
-    waiting: float
-    usage: float
-    slots: float
+    running: float = nan
+    waiting: float = nan
+    usage: float = nan
+    slots: float = nan
 
     @property
     def full(self) -> bool:

@@ -246,10 +246,8 @@ class Run:
 
     def sampled(self) -> pd.DataFrame:
         """Read a line per text that was sampled beside a greedy run (`run_metrics.SAMPLED`); empty without any."""
-        if self.method or self.params.get("measurement.sampled_temperature", "None") == "None":
-            return pd.DataFrame()
-        # A run lacks the file that is not greedy, or whose parts do not sample.
-        return pd.DataFrame() if self._lacks("sampled.parquet") else self._table("sampled.parquet")
+        lacking = self.method or self._lacks("sampled.parquet")
+        return pd.DataFrame() if lacking else self._table("sampled.parquet")
 
     def experts(self) -> pd.DataFrame:
         """Read the experts that verification calls chose (`EXPERTS`); empty where the target is no known mixture."""

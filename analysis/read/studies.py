@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import pandas as pd
@@ -20,9 +19,7 @@ def read_study(files: Mapping[str, Path], source: str) -> FinishedStudy:
     """Return a study from the paths of its files by name. UsageError for other content."""
     try:
         described = json.loads(files[STUDY].read_text(encoding="utf-8"))
-        about = TypeAdapter(About).validate_python(
-            {field.name: described[field.name] for field in fields(About) if field.name in described}
-        )
+        about = TypeAdapter(About).validate_python(described)
         tables = {path.stem: pd.read_parquet(path) for path in files.values() if path.suffix == ".parquet"}
         return FinishedStudy(str(described["study"]), tables, about, source)
     except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:

@@ -331,7 +331,7 @@ class _Advisor:
             verdict=verdict,
             predictions=predictions,
             notes=notes,
-            serving=recommendation.as_dict(),
+            serving=asdict(recommendation),
         )
         return advice, recommendation
 

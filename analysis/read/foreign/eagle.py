@@ -86,7 +86,7 @@ def _rounds_by_depth(where: str, choice: Mapping[str, Any]) -> tuple[list[int], 
     accepted, tested = (counts(where, key, choice.get(key)) for key in ("alpha", "alpha_num"))
     if len(accepted) != len(tested) or not tested:
         raise BadLine(f"{where}: alpha has {len(accepted)} entries and alpha_num {len(tested)}; one for each depth.")
-    reached = zip(accepted, tested, [*tested[1:], 0], strict=True)
+    reached = [*zip(accepted, tested, [*tested[1:], 0], strict=True)]
     if any(not later <= right <= all_tested for right, all_tested, later in reached):
         raise BadLine(f"{where}: at each depth alpha is at most alpha_num, which is at most the alpha before it.")
     if tested[0] > MOST_ROUNDS:
@@ -94,8 +94,8 @@ def _rounds_by_depth(where: str, choice: Mapping[str, Any]) -> tuple[list[int], 
     depth = len(tested)
     lengths: list[int] = []
     offered: list[int] = []
-    for place, (right, all_tested) in enumerate(zip(accepted, tested, strict=True)):
-        rejected, ended = all_tested - right, right - (tested[place + 1] if place + 1 < depth else 0)
+    for place, (right, all_tested, later) in enumerate(reached):
+        rejected, ended = all_tested - right, right - later
         lengths += [place] * rejected + [place + 1] * ended
         offered += [depth] * rejected + [place + 1] * ended
     return lengths, offered, depth

@@ -52,13 +52,9 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
                 joined += 1
                 tokens, seconds = [sum(tokens)], [sum(seconds)]
             for part, written, time in zip(parts, tokens, seconds, strict=True):
-                own: dict[str, Any] = {
-                    "offered": [gamma] * len(part),
-                    "repeat": number,
-                    "tokens": written,
-                    "seconds": time,
-                }
-                texts.append(ImportedText(question, category, part, **own))
+                offered = [gamma] * len(part)
+                text = ImportedText(question, category, part, offered, repeat=number, tokens=written, seconds=time)
+                texts.append(text)
                 number += 1
     notes = [
         "Wall time is per turn, prefill included: speedup is end to end, and there is no t(1), so no account beyond "

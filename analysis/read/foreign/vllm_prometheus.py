@@ -26,7 +26,7 @@ LOAD_FILES = (  # what writes them: how they begin
     'vllm:num_requests_running{model_name="M"} 74.0 vllm:kv_cache_usage_perc{model_name="M"} 0.99'
 )
 PREFIX = "vllm:spec_decode_num_"
-SAMPLE = re.compile(r"(vllm:spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?\s*")
+SAMPLE = re.compile(r"(vllm:spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})?\s+(\d+\.?\d*(?:[eE][+-]?\d+)?)(?:\s+\S+)?\s*")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 MOST = 200_000  # rounds of a table: a server counts hundreds of millions, whose shares are the same
 NO_REQUESTS = (
@@ -49,14 +49,10 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
             where = f"{path}:{number}"
             text = decoded(where, raw, "save the page as it is")
             sample = SAMPLE.fullmatch(text)
-            try:
-                value = float(sample[3]) if sample else -1.0
-            except ValueError:
-                value = -1.0
-            if sample is None or not 0 <= value <= MOST_COUNTED:
+            if sample is None or float(sample[3]) > MOST_COUNTED:
                 raise BadLine(f"{where}: no sample of a counter (NAME{{LABELS}} NUMBER): {text!r:.80}.")
             if not sample[1].endswith("_created"):
-                samples[sample[1], tuple(sorted(LABEL.findall(sample[2] or "")))].append(value)
+                samples[sample[1], tuple(sorted(LABEL.findall(sample[2] or "")))].append(float(sample[3]))
     notes = [NO_TIMES, NO_SILENT, NO_ENDS, NO_REQUESTS, UNORDERED, SAME_OFFER, *file.settled()]
     scrapes = max(map(len, samples.values()), default=0)
     if scrapes > 1:
@@ -108,9 +104,9 @@ def _made(
     gamma = len(positions)
     if sorted(positions) != sorted(f"accepted_tokens_per_pos{place}" for place in range(gamma)) or not gamma:
         raise UsageError(f"{where}: {PREFIX}accepted_tokens_per_pos lacks a position from 0 to gamma - 1.")
-    if choices.gamma not in (None, gamma):
-        within_gamma(where, [gamma], int(choices.gamma or gamma))
-        gamma = int(choices.gamma or gamma)
+    if choices.gamma is not None:
+        within_gamma(where, [gamma], choices.gamma)
+        gamma = choices.gamma
     reached = [int(counters[f"accepted_tokens_per_pos{place}"]) for place in range(len(positions))]
     total = int(counters["accepted_tokens"]) if "accepted_tokens" in counters else None
     histogram = histogram_of(where, drafts, reached, total)
