@@ -1,12 +1,12 @@
 """The batch at which speculation stops paying: a crossing of measured speedups, and its interval from few units."""
 
-from math import inf, sqrt
+from math import inf
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import norm, t
+from scipy.special import ndtr, ndtri
 
-from ..intervals import FEWEST, Interval
+from ..intervals import FEWEST, Interval, stretch
 
 NEVER, ALWAYS = 0.0, inf  # no batch that was tried pays; the largest still does
 
@@ -33,14 +33,10 @@ def stops_paying(batches: ArrayLike, speedups: ArrayLike) -> np.ndarray:
 
 
 def expanded_level(units: int, level: float = 0.95) -> float:
-    """Return the level at which percentiles of a bootstrap over few units enclose `level`: the expanded percentile
-    interval of Hesterberg (1411.5279). The plain one is too short by sqrt((n - 1) / n), and by what Student's t has
-    over the normal law.
+    """Return the level at which percentiles of a bootstrap over a few units, two or more, enclose `level`: the expanded
+    percentile interval of Hesterberg (1411.5279), whose plain one is too short by `stretch`.
     """
-    if units < 2:
-        return level
-    far = sqrt(units / (units - 1)) * float(t.ppf((1 + level) / 2, units - 1))
-    return float(2 * norm.cdf(far) - 1)
+    return 2 * float(ndtr(stretch(units, level) * ndtri((1 + level) / 2))) - 1
 
 
 def few_units_interval(values: np.ndarray, units: int) -> Interval:

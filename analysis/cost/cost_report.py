@@ -14,11 +14,10 @@ HOLDS = 0.1  # relative error of the fit up to which it describes a call
 
 
 def intensity_table(products: Sequence[Product], context: int) -> pd.DataFrame:
-    """Return operations per byte of each matrix product (index: name and size), a column per number of rows."""
+    """Return operations per byte of each matrix product: its name and size, and a column per number of rows."""
     names = [(one.name, f"{one.inputs or 'cache'} x {one.outputs or 'cache'}") for one in products]
-    index = pd.MultiIndex.from_tuples(names, names=["product", "size"])
-    values = {n: [float(product.intensity(n, context)) for product in products] for n in TILES}
-    return pd.DataFrame(values, index=index)
+    values = [[float(product.intensity(n, context)) for n in TILES] for product in products]
+    return pd.DataFrame(names, columns=["product", "size"]).join(pd.DataFrame(values, columns=TILES))
 
 
 def _scaled(value: float, unit: str) -> str:
@@ -100,7 +99,7 @@ class CostReport:
                     "bytes": float(call_bytes(products, context)),
                     "flops_per_row": float(call_flops(products, 1, context)),
                     "ridge_n": model.ridge(context),
-                    "operations_per_byte": intensity_table(products, context).reset_index().to_dict(orient="records"),
+                    "operations_per_byte": intensity_table(products, context).to_dict(orient="records"),
                 }
                 for context in contexts
             },

@@ -35,6 +35,7 @@ def predicted_calls(rows: ArrayLike, reads: ArrayLike, seconds: ArrayLike, known
     """Return the seconds [N] of calls on several tokens of a mixture, by the cost model fitted on a few of them:
     t(n) = a r(n) + b n, of reading and computing one after the other, as on a CPU (theory.md 7.2 and 7.6), with a and b
     of at least 0 by least squares of relative residuals. Its fixed seconds are left out: two calls tell two numbers.
+    ValueError if fewer than two of the calls are on a `known` number of tokens.
 
     Args:
         rows: [N] tokens n of each call.
@@ -42,8 +43,6 @@ def predicted_calls(rows: ArrayLike, reads: ArrayLike, seconds: ArrayLike, known
             or are expected to choose, and the rest.
         seconds: [N] timed, of which only those at `known` are looked at.
         known: the n of two or more calls that the coefficients are fitted on.
-    Raises:
-        ValueError: fewer than two of the calls have such an n.
     """
     seen = np.isin(rows, known)
     if seen.sum() < 2:

@@ -14,7 +14,8 @@ import pandas as pd
 from specdec.errors import UsageError
 from specdec.theory.capped_geometric import accepted_pmf, alpha_for, tokens_per_round
 
-Point = dict[str, Any]
+from .break_even import stops_paying
+
 DESIGN_EFFECT = 15.0  # of rounds of one request, the largest of public logs (theory.md 6)
 DRAWS = 1000  # of what is not known, for an interval
 FORECAST = ("running", "step_ms", "throughput", "ttft_ms", "token_ms", "gain")
@@ -22,32 +23,22 @@ FORECAST = ("running", "step_ms", "throughput", "ttft_ms", "token_ms", "gain")
 
 @dataclass(frozen=True)
 class Unknowns:
-    """A value for each of the things that a plain curve cannot tell, from 0 to 1; 1/2 where nothing is known.
+    """A value for each of the things that a plain curve cannot tell, from 0 to 1; 1/2 where nothing is known."""
 
-    Attributes:
-        floor: the cheapest that a token may be, as a share of the dearest; None where prompts that came at once say it.
-        within: cost of a token in steps as wide as those of the curve, from the cheapest (0) to the dearest (1).
-        beyond: the same in wider steps, from the cost within (0) to the dearest (1): the cost of a step is convex.
-        drafting: growth of a draft's cost with the batch, from none (0) to that of a plain step (1).
-        wide: share of the cost of a token in calls as wide as possible that is the tokens' own and not their arrival.
-        attention: with other prompts than measured, the share of what a request costs a step that grows with its text.
-        prefill: with other prompts than measured, the cost of a prompt token, from that of prompts which came together
-            (0) to that of a token in wide steps (1); or, where none came together, from that to all of the time to the
-            first token.
-        step, first: error of a step and of a time to the first token, in standard deviations of the curve's residuals.
-        acceptance: error of the tokens per round, in standard errors.
-    """
-
-    floor: float = 0.5
-    within: float = 0.5
-    beyond: float = 0.5
-    drafting: float = 0.5
-    wide: float = 1.0
+    floor: float = 0.5  # the cheapest that a token may be over the dearest, unless prompts that came at once say it
+    within: float = 0.5  # cost of a token in steps as wide as the curve's, from the cheapest (0) to the dearest (1)
+    beyond: float = 0.5  # the same in wider steps, from the cost within (0) to the dearest (1): a step's cost is convex
+    drafting: float = 0.5  # growth of a draft's cost with the batch, from none (0) to that of a plain step (1)
+    wide: float = 1.0  # share of the cost of a token in calls as wide as possible that is its own, not its arrival's
+    # attention, prefill: with other prompts than measured, the share of what a request costs a step that grows with its
+    # text; and the cost of a prompt token, from that of prompts which came together (0) to that of a token in wide
+    # steps (1), or, where none came together, from that to all of the time to the first token
     attention: float = 0.5
     prefill: float = 0.5
+    # step, first: error of a step and of a time to the first token, in standard deviations of the curve's residuals
     step: float = 0.0
     first: float = 0.0
-    acceptance: float = 0.0
+    acceptance: float = 0.0  # error of the tokens per round, in standard errors
 
 
 class PlainCurve:
@@ -79,7 +70,9 @@ class PlainCurve:
                 "needs 3 loads, 1 and the largest among them."
             )
         weights = plain["requests"].fillna(0) + 1
-        self.prompt, self.output = (float(np.average(plain[f"{name}_tokens"], weights=weights)) for name in _TEXT)
+        self.prompt, self.output = (
+            float(np.average(plain[f"{name}_tokens"], weights=weights)) for name in ("prompt", "output")
+        )
         if not (self.prompt >= 0 and self.output > 0):
             raise UsageError("The plain runs lack the tokens of prompts and outputs: the forecast needs their means.")
         self.throughput = plain["throughput"].to_numpy(float)
@@ -108,10 +101,7 @@ class PlainCurve:
         grows with its text, is `Unknowns.attention`; curves with other prompts say it instead, and bound the cost of a
         token further.
 
-        Args:
-            prompt: tokens.
-            others: the same server's curves with other prompts.
-            admitted: requests that memory lets run.
+        others: the same server's curves with other prompts; admitted: requests that memory lets run.
         """
         made, here = copy(self), copy(self.measured)
         made.prompt, made.prefill, made.admitted = prompt, prompt / self.output, admitted
@@ -210,32 +200,21 @@ def _roughness(loads: np.ndarray, values: np.ndarray) -> float:
     return float(np.nan_to_num(np.sqrt(np.mean(np.square(values[1:-1] / lines - 1)))))
 
 
-_TEXT = ("prompt", "output")
-
-
 @dataclass(frozen=True)
 class Speculating:
-    """One measured speculative point with all of its requests running, and what was drafted.
-
-    Attributes:
-        tokens: per round, pooled over rounds, the target's own included; what throughput follows.
-        streamed: tokens per round that a user sees between two messages: the mean over requests where that is known.
-        error: standard error of `tokens`, 0 where nobody counted rounds or requests.
-        first_ms: time to the first token; NaN where nobody measured it.
-        admitted: requests that memory lets run, infinite where nothing limits them.
-    """
+    """One measured speculative point with all of its requests running, and what was drafted."""
 
     in_flight: float
     step_ms: float
-    tokens: float
-    streamed: float
-    error: float
-    first_ms: float
+    tokens: float  # per round, pooled over rounds, the target's own included; what throughput follows
+    streamed: float  # tokens per round that a user sees between two messages: the mean over requests where it is known
+    error: float  # standard error of `tokens`, 0 where nobody counted rounds or requests
+    first_ms: float  # time to the first token; NaN where nobody measured it
     gamma: int
-    admitted: float = inf
+    admitted: float = inf  # requests that memory lets run, infinite where nothing limits them
 
     @classmethod
-    def of_point(cls, point: Point, gamma: int, admitted: float = inf) -> "Speculating":
+    def of_point(cls, point: dict[str, Any], gamma: int, admitted: float = inf) -> "Speculating":
         """Return what a line of a table says. UsageError where a number is missing or does not fit gamma."""
         tokens = point["pooled"] if point["pooled"] == point["pooled"] else point["by_request"]
         who = f"{point['server']} at {point['in_flight']:g} in flight"
@@ -330,14 +309,7 @@ def off_load(table: pd.DataFrame, column: str = "gain") -> float:
     """Return the load from which speculation loses for good, between two loads on the logarithm's scale: infinite where
     it gains at the largest, the smallest load where it never gains.
     """
-    gains, loads = np.log(table[column].to_numpy(float)), np.log(table["in_flight"].to_numpy(float))
-    above = np.flatnonzero(gains >= 0)
-    if not len(above):
-        return float(np.exp(loads[0]))
-    last = above[-1]
-    if last == len(gains) - 1:
-        return inf
-    return float(np.exp(np.interp(0, [-gains[last], -gains[last + 1]], [loads[last], loads[last + 1]])))
+    return max(float(table["in_flight"].iloc[0]), float(stops_paying(table["in_flight"], 1 + np.log(table[column]))))
 
 
 def by_length(curve: PlainCurve, at: Speculating) -> dict[str, np.ndarray]:

@@ -302,7 +302,7 @@ def cost_section(run: Run) -> Section:
         return Section("Cost of a call", tuple(words), tuple(tables))
     words += [report.fit_in_words(), report.roofline_in_words()]
     bound = f"at {report.context} cached tokens; bound by arithmetic from {report.machine['threshold']:.3g}"
-    intensity = intensity_table(report.model.products, report.context).reset_index()
+    intensity = intensity_table(report.model.products, report.context)
     intensity = intensity.rename(columns={n: f"n = {n}" for n in intensity.columns if isinstance(n, int)})
     tables.append((f"Operations per byte over n, {bound}", intensity))
     figures = (("cost_model", cost_figure(report, title=run.title)),)
