@@ -17,6 +17,7 @@ import pandas as pd
 from scipy.special import expit, ndtri, stdtrit
 
 Columns = Mapping[str, np.ndarray]  # sums by column name: scalars for the data, [B] for the replicates
+Value = Callable[[Columns], np.ndarray]
 Statistic = Callable[[Columns], Mapping[str, np.ndarray]]
 
 CHUNK = 2_000_000  # resampled prompt indices held at once
@@ -210,6 +211,13 @@ def bootstrap(
         except ValueError as error:
             raise ValueError(f"{name} is impossible: {error}") from None
     return intervals
+
+
+def interval_of(
+    table: pd.DataFrame, value: Value, within: Range = POSITIVE, replicates: int = 10_000, seed: int = 0
+) -> Interval:
+    """Return a single value of the column sums, which lies in the range `within`, as `bootstrap` does."""
+    return bootstrap(table, lambda sums: {"value": value(sums)}, replicates, seed, ranges={"value": within})["value"]
 
 
 def stretch(prompts: int, level: float = 0.95) -> float:

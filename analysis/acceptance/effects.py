@@ -5,17 +5,16 @@ correlations rho are ratios of sums; the correlations are refitted in a few hund
 """
 
 from collections.abc import Mapping
-from itertools import zip_longest
 
 import numpy as np
 import pandas as pd
 
 from ..comparisons import LEVEL
-from ..intervals import ANY, SHARE, Columns, Interval, Range, bootstrap
+from ..intervals import ANY, FEWEST, POSITIVE, SHARE, Columns, Interval, Range, bootstrap, interval_of
 from ..rounds import prompt_sums
 from .estimates import depth_sums
 from .iid import accepted_sequences
-from .models import exceeding, fit_beta, followers
+from .models import beta_counts, followers, refitted
 
 DIFFERENCE = Range(-1.0, 1.0)  # of two shares, and a correlation
 MEANING = {
@@ -39,12 +38,11 @@ def ratio_effects(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -
     table = prompt_sums(rounds)[["accepted", "tested"]]
     depths = range(1, int(rounds["offered"].max()) + 1)
     later = followers(rounds)
-    kind = later["after_full"].map({True: "full", False: "other"})
-    previous = {
-        f"{name}_{column}": part[column].groupby(part["prompt"]).sum()
-        for name, part in later.assign(tested=later["accepted"] + later["rejected"]).groupby(kind)
-        for column in ("accepted", "tested")
-    }
+    counts = {"accepted": later["accepted"], "tested": later["accepted"] + later["rejected"]}
+    previous = pd.DataFrame(
+        {f"full_{name}": count * later["after_full"] for name, count in counts.items()}
+        | {f"other_{name}": count * ~later["after_full"] for name, count in counts.items()}
+    )
     table = table.assign(
         kk=table["accepted"] ** 2, kn=table["accepted"] * table["tested"], nn=table["tested"] ** 2, one=1.0
     )
@@ -55,11 +53,10 @@ def ratio_effects(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -
             squares = float(deviation @ deviation)
             lines.append((prompt, float(deviation[1:] @ deviation[:-1]), -squares / len(accepted), squares))
     lags = pd.DataFrame(lines, columns=["prompt", "lag", "lag_mean", "squares"]).groupby("prompt").sum()
-    table = table.join(depth_sums(rounds, depths)).join(lags).join(pd.DataFrame(previous)).fillna(0.0)
+    table = table.join(depth_sums(rounds, depths)).join(lags).join(previous.groupby(later["prompt"]).sum()).fillna(0.0)
 
     def values(sums: Columns) -> Mapping[str, np.ndarray]:
         alpha = sums["accepted"] / sums["tested"]
-        nothing = np.full(np.shape(alpha), np.nan)
         first, deeper_n = 1 - sums["r_1"] / sums["n_1"], sums["tested"] - sums["n_1"]
         deeper = 1 - (sums["tested"] - sums["accepted"] - sums["r_1"]) / deeper_n
         n, k_n = sum(sums[f"n_{k}"] for k in depths), sum(k * sums[f"n_{k}"] for k in depths)
@@ -74,9 +71,7 @@ def ratio_effects(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -
             # Less its mean over permutations, it could pass 1 by as much as that.
             "memory": np.clip((sums["lag"] - sums["lag_mean"]) / sums["squares"], -1, 1),
             "previous_round": sums["full_accepted"] / sums["full_tested"]
-            - sums["other_accepted"] / sums["other_tested"]
-            if {"full_tested", "other_tested"} <= set(table.columns)
-            else nothing,
+            - sums["other_accepted"] / sums["other_tested"],
         }
 
     ranges = {**dict.fromkeys(("depth", "memory", "previous_round"), DIFFERENCE), "trend": ANY}
@@ -88,32 +83,21 @@ def correlations(rounds: pd.DataFrame, refits: int = 200, seed: int = 0) -> dict
 
     Their intervals come from fits to resampled prompts.
     """
-    s, d = rounds["accepted"].to_numpy(dtype=np.int64), rounds["rejected"].to_numpy(dtype=np.int64)
-    sums = prompt_sums(rounds)
-    by_prompt = rounds.groupby("prompt", sort=True).indices
-    of_rounds = [(s[places], d[places]) for places in by_prompt.values()]
-    k, r = sums["accepted"].to_numpy(dtype=np.int64), sums["rejected"].to_numpy(dtype=np.int64)
-    of_prompts = [(k[i : i + 1], r[i : i + 1]) for i in range(len(sums))]
+    sums, (of_round, _) = prompt_sums(rounds), pd.factorize(rounds["prompt"], sort=True)
     return {
-        "mixing": _correlation(of_rounds, refits, seed),
-        "prompts_beta": _correlation(of_prompts, refits, seed),
+        "mixing": _correlation(beta_counts(rounds, of_round, len(sums)), refits, seed),
+        "prompts_beta": _correlation(beta_counts(sums, np.arange(len(sums)), len(sums)), refits, seed),
     }
 
 
-def _correlation(units: list[tuple[np.ndarray, np.ndarray]], refits: int, seed: int) -> Interval:
-    """Estimate rho from units (accepted, rejected) listed by prompt; sums of `exceeding` are all that a fit needs."""
-    prompts = len(units)
-    counts = [[exceeding(part) for part in (k, r, k + r)] for k, r in units]
-    # [P, J] each, filled up with 0.
-    padded = (list(zip_longest(*column, fillvalue=0.0)) for column in zip(*counts, strict=True))
-    tables = [np.array(columns, dtype=float).reshape(-1, prompts).T for columns in padded]
-    m, rho, _ = fit_beta(*(table.sum(axis=0) for table in tables))
-    if prompts < 2 or not 0 < m < 1:
-        return Interval(rho if 0 < m < 1 else np.nan, prompts=prompts)
-    weights = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), refits).astype(float)
-    start = (m, max(rho, 1e-3))
-    rhos = [fit_beta(k, r, n, start)[1] for k, r, n in zip(*(weights @ table for table in tables), strict=True)]
-    return Interval.of_replicates(np.array([rho, *rhos]), prompts, SHARE, LEVEL)
+def _correlation(counts: np.ndarray, refits: int, seed: int) -> Interval:
+    """Estimate rho from the `beta_counts` [P, 3, J] of prompts, whose sums are all that a fit needs."""
+    prompts = len(counts)
+    refits = refits if prompts >= FEWEST else 0
+    drawn = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), refits)
+    weights = np.concatenate([np.ones((1, prompts)), drawn])
+    m, rho = refitted(np.tensordot(weights, counts, 1)).T
+    return Interval.of_replicates(rho, prompts, SHARE, LEVEL) if 0 < m[0] < 1 else Interval(np.nan, prompts=prompts)
 
 
 def alpha_difference(by_gamma: Mapping[int, pd.DataFrame], replicates: int = 2000, seed: int = 0) -> Interval:
@@ -124,20 +108,22 @@ def alpha_difference(by_gamma: Mapping[int, pd.DataFrame], replicates: int = 200
     parts = [each[["accepted", "tested"]].add_suffix(f"_{gamma}") for gamma, each in by_gamma.items()]
     table = pd.concat(parts, axis=1, join="inner")
 
-    def difference(sums: Columns) -> Mapping[str, np.ndarray]:
+    def difference(sums: Columns) -> np.ndarray:
         gammas = max(by_gamma), min(by_gamma)
         alphas = [sums[f"accepted_{gamma}"] / sums[f"tested_{gamma}"] for gamma in gammas]
-        return {"difference": alphas[0] - alphas[1]}
+        return alphas[0] - alphas[1]
 
-    return bootstrap(table, difference, replicates, seed, ranges={"difference": DIFFERENCE})["difference"]
+    return interval_of(table, difference, DIFFERENCE, replicates, seed)
 
 
 def replay_ratio(rounds: pd.DataFrame, replay: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> Interval:
     """Estimate measured tokens per round over the replay's along the same texts."""
     table = prompt_sums(rounds)[["tokens", "rounds"]]
     table = table.join(replay.groupby("prompt")[["tokens", "rounds"]].sum().add_prefix("replay_"))
-
-    def ratio(sums: Columns) -> Mapping[str, np.ndarray]:
-        return {"ratio": sums["tokens"] / sums["rounds"] / (sums["replay_tokens"] / sums["replay_rounds"])}
-
-    return bootstrap(table, ratio, replicates, seed)["ratio"]
+    return interval_of(
+        table,
+        lambda s: s["tokens"] / s["rounds"] / (s["replay_tokens"] / s["replay_rounds"]),
+        POSITIVE,
+        replicates,
+        seed,
+    )

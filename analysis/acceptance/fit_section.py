@@ -12,26 +12,17 @@ from ..intervals import SHARE, Columns, bootstrap
 from ..sections import Section, counted
 from .estimates import depth_sums, estimate_alpha, hazards
 from .models import beta_geometric, compare_models, followers
+from .prediction import LABELS
 
 TITLE = "Which model describes the rounds?"
-AIC_NAMES = {
-    "capped_geometric": "capped geometric (one alpha)",
-    "position": "by position",
-    "beta_geometric": "rounds differ (beta-geometric)",
-    "prompt_beta": "prompts differ (prompt beta)",
-    "markov": "previous round full or not",
-}
+AIC_NAMES = LABELS | {"capped_geometric": "capped geometric (one alpha)", "markov": "previous round full or not"}
 
 
-def fit_section(
-    arms: pd.DataFrame, gamma: int, title: str, replicates: int, seed: int, ordered: bool = True
-) -> Section:
+def fit_section(rounds: pd.DataFrame, largest: pd.DataFrame, title: str, replicates: int, ordered: bool) -> Section:
     """Compare the models by AIC at the primary gamma, and draw acceptance by depth at the largest.
 
     ordered: False where nobody recorded which round follows which; then there is no model of the round before.
     """
-    rounds = arms[arms["gamma"] == gamma]
-    largest = arms[arms["gamma"] == arms["gamma"].max()]
     tables = []
     text = "No round follows another in its generation, so models cannot be compared on the same rounds."
     later = len(followers(rounds)) if ordered else len(rounds)
@@ -49,15 +40,15 @@ def fit_section(
         shown["model"] = shown["model"].map(AIC_NAMES)
         shown.insert(4, "behind", shown["aic"] - shown["aic"].min())
         which = " that follow another" if ordered else ""
-        used = counted(later, "round")
+        gamma, used = rounds["gamma"].iloc[0], counted(later, "round")
         caption = f"Models of the accepted counts at gamma {gamma}, on {used}{which}; log-likelihood in nats."
         tables.append((caption, shown.round({"log_likelihood": 2, "aic": 2, "behind": 2})))
-    figure = acceptance_by_depth(largest, title=title, replicates=replicates, seed=seed)
+    figure = acceptance_by_depth(largest, title=title, replicates=replicates)
     return Section(TITLE, (text,), tuple(tables), (("acceptance_by_depth", figure),))
 
 
 @style.in_style
-def acceptance_by_depth(rounds: pd.DataFrame, *, title: str, replicates: int = 2000, seed: int = 0) -> Figure:
+def acceptance_by_depth(rounds: pd.DataFrame, *, title: str, replicates: int = 2000) -> Figure:
     """Draw acceptance by depth at one gamma with its intervals, beside one alpha and the fitted beta-geometric law."""
     table = hazards(rounds)
     table = table[table["at_risk"] > 0]
@@ -66,7 +57,7 @@ def acceptance_by_depth(rounds: pd.DataFrame, *, title: str, replicates: int = 2
     def shares(columns: Columns) -> Mapping[str, np.ndarray]:
         return {str(k): 1 - columns[f"r_{k}"] / columns[f"n_{k}"] for k in table.index}
 
-    intervals = bootstrap(sums, shares, replicates, seed, ranges={str(k): SHARE for k in table.index})
+    intervals = bootstrap(sums, shares, replicates, ranges={str(k): SHARE for k in table.index})
     acceptance = [intervals[str(k)] for k in table.index]
     value = table["acceptance"].to_numpy()
     drawn = any(share.known for share in acceptance)

@@ -43,31 +43,29 @@ class Evidence:
 
     rounds: pd.DataFrame  # distinct generations at one gamma
     sums: Mapping[int, pd.DataFrame]  # accepted and tested positions by prompt (index), at every gamma
-    # done, replay: rounds at that gamma with their repeats, and the expected rounds along the same texts; None where
-    # there is no replay, `no_replay` says why
-    done: pd.DataFrame | None = None
-    replay: pd.DataFrame | None = None
-    no_replay: str = "the run has no replay of its own texts"
-    ordered: bool = True  # False where nobody recorded which round follows which
+    done: pd.DataFrame  # rounds at that gamma with their repeats
+    replay: pd.DataFrame | None  # expected rounds along the same texts; None where there is none, for the reason in
+    no_replay: str
+    ordered: bool  # False where nobody recorded which round follows which
 
 
-def tests_section(evidence: Evidence, replicates: int, refits: int, seed: int) -> Section:
+def tests_section(evidence: Evidence, replicates: int, refits: int) -> Section:
     """Say what the tests find at one gamma."""
     rounds = evidence.rounds
     gamma = int(rounds["gamma"].iloc[0])
-    tests = iid_tests(rounds, FEWER if len(rounds) > MANY else PERMUTATIONS, seed)
+    tests = iid_tests(rounds, FEWER if len(rounds) > MANY else PERMUTATIONS)
     tests["prompts_beta"], tests["previous_round"] = prompts_beta(rounds), previous_round(rounds)
-    tests["same_alpha"] = same_alpha(evidence.sums, replicates, seed)
-    sizes = effects.ratio_effects(rounds, replicates, seed) | effects.correlations(rounds, refits, seed)
+    tests["same_alpha"] = same_alpha(evidence.sums, replicates)
+    sizes = effects.ratio_effects(rounds, replicates) | effects.correlations(rounds, refits)
     if tests["same_alpha"].p_value >= 0:
-        sizes["same_alpha"] = effects.alpha_difference(evidence.sums, replicates, seed)
+        sizes["same_alpha"] = effects.alpha_difference(evidence.sums, replicates)
     if not evidence.ordered:
         for name in ("memory", "previous_round"):
             tests[name] = IidTest(nan, nan, 0, NO_ORDER)
             del sizes[name]
-    if evidence.done is not None and evidence.replay is not None:
-        tests["implementation"] = implementation(evidence.done, evidence.replay, replicates, seed)
-        sizes["implementation"] = effects.replay_ratio(evidence.done, evidence.replay, replicates, seed)
+    if evidence.replay is not None:
+        tests["implementation"] = implementation(evidence.done, evidence.replay, replicates)
+        sizes["implementation"] = effects.replay_ratio(evidence.done, evidence.replay, replicates)
     else:
         tests["implementation"] = IidTest(nan, nan, 0, evidence.no_replay)
     lines = []

@@ -6,11 +6,12 @@ texts included (theory.md 2.3 and 5.6). Everything is computed for B replicates 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import nan
 
 import numpy as np
 
-from .models import fit_beta
+from .models import refitted
 
 NODES = 12  # of the quadrature over a prompt's alpha: exact for polynomials of degree 23
 EXACT = 512  # tokens of a text that are written one by one; expected rounds grow linearly beyond
@@ -35,14 +36,11 @@ def _share(part: np.ndarray, whole: np.ndarray, empty: float = nan) -> np.ndarra
     return np.divide(part, whole, out=np.full(whole.shape, empty), where=whole > 0)
 
 
-def _constant(alpha: np.ndarray, sums: Sums) -> Law:
-    depth = sums["at_risk"].shape[1]
-    return Law(np.broadcast_to(alpha[:, None, None, None], (len(alpha), 1, 1, depth)), np.ones((len(alpha), 1)))
-
-
-def _capped_mle(sums: Sums) -> Law:
-    tested = sums["at_risk"].sum(axis=1)
-    return _constant(_share(tested - sums["rejected"].sum(axis=1), tested), sums)
+def _capped_geometric(alpha: str, sums: Sums) -> Law:
+    """Take one chance at all depths. alpha: the name of its sums, accepted and tested [B, 2]."""
+    chance = np.clip(_share(*sums[alpha].T), 0, 1)[:, None]  # rounding may pass 1
+    acceptance = np.broadcast_to(chance[..., None, None], (*chance.shape, 1, sums["at_risk"].shape[1]))
+    return Law(acceptance, np.ones_like(chance))
 
 
 def _position(sums: Sums) -> Law:
@@ -51,31 +49,20 @@ def _position(sums: Sums) -> Law:
     return Law(h[:, None, None, :], np.ones((len(h), 1)))
 
 
-def _refitted(*terms: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
-    """Return [B, 2] m and rho of every row of the three terms [B, J]; the first row, the data, starts the others.
-
-    at: see `fit_beta`.
-    """
-    accepted, rejected, tested = (term[0] for term in terms)
-    m, rho, _ = fit_beta(accepted, rejected, tested, None, at)
-    start = (min(max(m, 1e-6), 1 - 1e-6), max(rho, 1e-3))
-    rest = [fit_beta(k, r, n, start, at)[:2] for k, r, n in zip(*(term[1:] for term in terms), strict=True)]
-    return np.array([(m, rho), *rest])
-
-
 def _beta_geometric(sums: Sums) -> Law:
-    rejected = sums["rejected"].sum(axis=1, keepdims=True)
-    fits = _refitted(sums["at_risk"] - sums["rejected"], rejected, sums["at_risk"])
+    at_risk, rejected = sums["at_risk"], np.zeros(sums["at_risk"].shape)
+    rejected[:, 0] = sums["rejected"].sum(axis=1)  # a round sees one rejection at most
+    fits = refitted(np.stack([at_risk - sums["rejected"], rejected, at_risk], axis=1))
     m, rho = fits[:, :1], fits[:, 1:]
-    j = np.arange(sums["at_risk"].shape[1])
+    j = np.arange(at_risk.shape[1])
     h = (m * (1 - rho) + j * rho) / (1 - rho + j * rho)
     return Law(h[:, None, None, :], np.ones((len(h), 1)))
 
 
 def _prompt_beta(sums: Sums) -> Law:
     """Types of prompts are the nodes of Gauss-Jacobi quadrature over the beta law."""
-    accepted, rejected, tested = np.moveaxis(sums["units"].reshape(len(sums["units"]), 3, -1), 1, 0)
-    fits = _refitted(accepted, rejected, tested, at=grouped_counts(tested.shape[1])[1])
+    counts = sums["units"].reshape(len(sums["units"]), 3, -1)
+    fits = refitted(counts, grouped_counts(counts.shape[2])[1])
     fits = np.nan_to_num(fits, nan=0.0)  # where nothing was tested, nothing counts as accepted
     m, rho = (np.clip(fits[:, column], 1e-9, 1 - 1e-9) for column in (0, 1))
     size = (1 - rho) / rho
@@ -137,9 +124,7 @@ def markov_law(a01: np.ndarray, a11: np.ndarray, depth: int) -> Law:
 
 
 LAWS: dict[str, Callable[[Sums], Law]] = {
-    "capped_geometric.text": lambda sums: _constant(np.clip(_share(*sums["text"].T), 0, 1), sums),
-    "capped_geometric.mle": _capped_mle,
-    "capped_geometric.short": lambda sums: _constant(_share(*sums["short"].T), sums),
+    **{f"capped_geometric.{alpha}": partial(_capped_geometric, alpha) for alpha in ("text", "mle", "short")},
     "position": _position,
     "beta_geometric": _beta_geometric,
     "prompt_beta": _prompt_beta,
@@ -169,31 +154,40 @@ def round_law(acceptance: np.ndarray, offers: np.ndarray, gamma: int) -> tuple[n
     return passed * refused * longer, passed * exactly
 
 
-def first_rounds(law: Law, offers: np.ndarray, gamma: int, tokens: int) -> np.ndarray:
-    """Return [B, min(tokens, EXACT) + 1] expected rounds to write a text of 0, 1, ... tokens; offers [B, G + 1].
+def rounds_by_law(law: Law, offers: np.ndarray, gamma: int, lengths: np.ndarray) -> np.ndarray:
+    """Return [B, U] expected rounds to write texts of `lengths` [U] tokens; offers [B, G + 1].
 
     R_z(n) = 1 + sum_k P_z(k, rejected) R_0(n-k-1) + P_z(k, all) R_1(n-k-1), where z = 0 after a rejection; a text
     starts as after a round without one. With one state and full offers this is the recursion of theory.md 2.3.
-    `continued` gives the rounds of longer texts.
     """
     rejected, whole = round_law(law.acceptance, offers[:, None, None, :], gamma)  # [B, Q, S, gamma + 1]
-    replicates, types, states, _ = rejected.shape
-    exact = min(tokens, EXACT)
-    value = np.zeros((replicates, types, states, gamma + 1 + exact))  # R_z(n) at column n + gamma; zeros before
-    for n in range(1, exact + 1):
-        window = value[..., n - 1 : n + gamma][..., ::-1]  # R(n - 1), R(n - 2), ..., R(n - gamma - 1)
-        after = rejected * window[:, :, :1] + whole * window[:, :, -1:]
-        value[..., n + gamma] = 1 + after.sum(axis=-1)
-    value[..., : gamma + 1] = 0.0
-    return np.einsum("bqn,bq->bn", value[:, :, -1, gamma:], law.weight)
+    states = rejected.shape[2]
+    moves = np.zeros((*rejected.shape, states))
+    moves[..., 0] = rejected
+    moves[..., -1] += whole
+    moves = moves.reshape(-1, *moves.shape[2:]).swapaxes(1, 2)
+    start = np.broadcast_to(np.eye(states)[-1], (len(moves), states))
+    by_type = rounds_of_texts(moves, start, lengths).reshape(*law.weight.shape, -1)
+    return np.einsum("bqu,bq->bu", by_type, law.weight)
 
 
-def continued(rounds: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the expected rounds [B, U] of texts of `lengths` [U] from those of 0, 1, ... tokens [B, n + 1].
+def rounds_of_texts(moves: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return [B, U] expected rounds to write texts of `lengths` [U] tokens.
 
-    Longer texts go on by the mean slope of the second half, from which they differ by less than a round.
+    R_z(n) = 1 + sum_k sum_y moves_k[z, y] R_y(n - k - 1), and R_z(n) = 0 for n <= 0. Beyond `EXACT` tokens texts go on
+    by the mean slope of the second half, from which they differ by less than a round.
+
+    moves: [B, gamma + 1, S, S] chance that a round which begins in one state accepts k tokens and that the next begins
+    in another; start: [B, S] law of the state at the first token.
     """
-    last = rounds.shape[1] - 1
+    batch, outcomes, states, _ = moves.shape
+    last = min(int(lengths.max()), EXACT)
+    flat = np.ascontiguousarray(moves.transpose(0, 2, 1, 3)).reshape(batch, states, -1)
+    value = np.zeros((batch, last + outcomes, states))  # R(n) at row last - n, so that a window is R(n - 1), ...
+    for row in range(last - 1, -1, -1):
+        window = value[:, row + 1 : row + outcomes + 1].reshape(batch, 1, -1)
+        value[:, row] = 1 + (flat * window).sum(axis=2)
+    rounds = np.einsum("bnk,bk->bn", value[:, last::-1], start)  # of texts of 0, 1, ... tokens
     half = last // 2
     slope = (rounds[:, last] - rounds[:, half]) / max(last - half, 1)
     return rounds[:, np.minimum(lengths, last)] + slope[:, None] * np.maximum(lengths - last, 0)

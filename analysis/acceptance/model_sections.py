@@ -34,7 +34,7 @@ def model_sections(run: Run, replicates: int | None = None, refits: int | None =
     A part that the run's data cannot give is a sentence that says why and what would give it. The prediction is the one
     that the run has stored, if it has. Without `replicates` and `refits` they are those of every page.
     """
-    seed, replicates, refits = 0, replicates or REPLICATES, refits or REFITS
+    replicates, refits = replicates or REPLICATES, refits or REFITS
     arms, imported = run.arms(), run.imported()
     tested, offered = {}, 0
     for depth, rounds in arms.by_gamma().items():
@@ -52,13 +52,12 @@ def model_sections(run: Run, replicates: int | None = None, refits: int | None =
     gamma = run.primary_gamma
     if gamma is None or gamma not in shared:
         gamma = max(shared)
-    if run.simulated or imported:  # what was recorded is replayed to measure: a replay of it says nothing more
-        replay, lacking_replay = None, "" if imported else RECORDED
-    no_replay = Evidence.no_replay
-    if run.simulated:
-        no_replay = "the run is itself a replay of recorded text"
-    elif imported:
-        no_replay = "the source has no replay besides itself"
+    no_replay = "the run has no replay of its own texts"
+    # What was recorded is replayed to measure: a replay of it says nothing more.
+    if imported:
+        replay, lacking_replay, no_replay = None, "", "the source has no replay besides itself"
+    elif run.simulated:
+        replay, lacking_replay, no_replay = None, RECORDED, "the run is itself a replay of recorded text"
     own = None if replay is None else replay[(replay["kind"] == "own") & (replay["gamma"] == gamma)]
     done = shared[gamma]
     own = None if own is None or own.empty else own[own["prompt"].isin(done["prompt"])]
@@ -70,24 +69,21 @@ def model_sections(run: Run, replicates: int | None = None, refits: int | None =
         no_replay=no_replay,
         ordered=imported is None or imported.ordered,
     )
-    fitted = [evidence.rounds]
-    if max(shared) != gamma:
-        fitted.append(distinct_generations(shared[max(shared)]))
+    largest = evidence.rounds if max(shared) == gamma else distinct_generations(shared[max(shared)])
     along_baseline = None if replay is None else replay[replay["kind"] == "baseline"]
     prediction = stored_prediction(run)
     if prediction is None:
         drawn = int(run.params.get("measurement.bootstrap", replicates))  # as the run's other intervals
-        prediction = held_out(arms, alpha_sums, along_baseline, drawn, seed)
-    predicted = section_of(prediction, run.title, seed)
+        prediction = held_out(arms, alpha_sums, along_baseline, drawn)
+    predicted = section_of(prediction, run.title)
     lacking = tuple(text for text in (lacking_alpha, lacking_replay) if text and predicted.tables)
     predicted = replace(predicted, text=(*predicted.text, *lacking))
     if imported and imported.longest is None:
         predicted = Section(predicted.title, (ONE_GAMMA,))
-    rounds = pd.concat(fitted)
     made: list[Section] = []
     for title, make in (
-        (INDEPENDENT, lambda: tests_section(evidence, replicates, refits, seed)),
-        (FITTED, lambda: fit_section(rounds, gamma, run.title, replicates, seed, evidence.ordered)),
+        (INDEPENDENT, lambda: tests_section(evidence, replicates, refits)),
+        (FITTED, lambda: fit_section(evidence.rounds, largest, run.title, replicates, evidence.ordered)),
     ):
         try:
             made.append(make())

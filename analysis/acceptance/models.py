@@ -45,14 +45,12 @@ def position(rounds: pd.DataFrame) -> ModelFit:
 
 def beta_geometric(rounds: pd.DataFrame) -> ModelFit:
     """Fit a beta law of mean m and correlation rho, from which each round draws its own alpha."""
-    counts = rounds["accepted"].to_numpy(dtype=np.int64), rounds["rejected"].to_numpy(dtype=np.int64)
-    return _beta_mixture("beta_geometric", *counts)
+    return _beta_mixture("beta_geometric", rounds)
 
 
 def prompt_beta(rounds: pd.DataFrame) -> ModelFit:
     """Fit a beta law of mean m and correlation rho, from which each prompt draws its own alpha."""
-    sums = prompt_sums(rounds)
-    return _beta_mixture("prompt_beta", sums["accepted"].to_numpy(int), sums["rejected"].to_numpy(int))
+    return _beta_mixture("prompt_beta", prompt_sums(rounds))
 
 
 def markov(later: pd.DataFrame) -> ModelFit:
@@ -96,51 +94,52 @@ def _bernoulli(accepted: object, rejected: object) -> float:
     return float((xlogy(k, share) + xlog1py(r, -share)).sum())
 
 
-def _beta_mixture(model: str, accepted: np.ndarray, rejected: np.ndarray) -> ModelFit:
-    """Fit a beta law to units (rounds or prompts) [U] that each draw their own alpha from it."""
-    terms = (exceeding(accepted), exceeding(rejected), exceeding(accepted + rejected))
-    m, rho, log_likelihood = fit_beta(*terms)
+def _beta_mixture(model: str, units: pd.DataFrame) -> ModelFit:
+    """Fit a beta law to units, rounds or prompts, that each draw their own alpha from it."""
+    m, rho, log_likelihood = fit_beta(beta_counts(units, np.zeros(len(units), dtype=int), 1)[0])
     return ModelFit(model, {"m": m, "rho": rho}, log_likelihood)
 
 
+def beta_counts(units: pd.DataFrame, group: np.ndarray, groups: int) -> np.ndarray:
+    """Return the counts of `fit_beta` for each group of units, [groups, 3, J]; group: [U] of each unit, from 0."""
+    k, r = (units[name].to_numpy(dtype=np.int64) for name in ("accepted", "rejected"))
+    return np.stack([exceeding(counts, int((k + r).max(initial=0)), group, groups) for counts in (k, r, k + r)], axis=1)
+
+
 def fit_beta(
-    accepted: np.ndarray,
-    rejected: np.ndarray,
-    tested: np.ndarray,
-    start: tuple[float, float] | None = None,
-    at: np.ndarray | None = None,
+    counts: np.ndarray, start: tuple[float, float] | None = None, at: np.ndarray | None = None
 ) -> tuple[float, float, float]:
     """Return m, rho and the log-likelihood at its maximum, from the number of units whose count exceeds j = 0, 1, ...
 
     The likelihood of a unit is prod_{j<s}[m(1-rho)+j rho] prod_{j<d}[(1-m)(1-rho)+j rho] / prod_{j<s+d}[1-rho+j rho].
-    This product keeps its digits as rho -> 0, where differences of log beta functions lose all of them. The three
-    arrays are `exceeding` of accepted, rejected and tested counts; they add up over units, so a bootstrap replicate is
-    fitted from weighted sums. `start`: an (m, rho) nearby, such as the estimate that a replicate varies; it spares the
-    search from several. `at`: the j of each place of the arrays where neighbouring j are added up.
+    This product keeps its digits as rho -> 0, where differences of log beta functions lose all of them. `counts` [3, J]
+    are `exceeding` of accepted, rejected and tested counts; they add up over units, so a bootstrap replicate is fitted
+    from weighted sums. `start`: an (m, rho) nearby, such as the estimate that a replicate varies; it spares the search
+    from several. `at`: the j of each place where neighbouring j are added up.
     """
+    j = np.arange(counts.shape[1]) if at is None else at
+    signed, slopes = counts * [[1], [1], [-1]], np.array([[1], [-1], [0]])  # slopes: of the means in m
 
     def negative(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         m, rho = parameters
-        value, slope_m, slope_rho = 0.0, 0.0, 0.0
-        for terms, mean, mean_slope, sign in (
-            (accepted, m, 1.0, 1),
-            (rejected, 1 - m, -1.0, 1),
-            (tested, 1.0, 0.0, -1),
-        ):
-            j = np.arange(len(terms)) if at is None else at
-            factor = mean * (1 - rho) + j * rho
-            value += sign * float(terms @ np.log(factor))
-            slope_m += sign * float((terms / factor).sum()) * mean_slope * (1 - rho)
-            slope_rho += sign * float((terms * (j - mean) / factor).sum())
-        return -value, -np.array([slope_m, slope_rho])
+        means = np.array([[m], [1 - m], [1]])
+        factors = means * (1 - rho) + j * rho
+        rises = signed / factors
+        slope = [(rises * slopes).sum() * (1 - rho), (rises * (j - means)).sum()]
+        return -float((signed * np.log(factors)).sum()), -np.array(slope)
 
-    k, r = float(accepted.sum()), float(rejected.sum())
+    k, r = float(counts[0].sum()), float(counts[1].sum())
     mean = k / (k + r) if k + r else float("nan")
     independent = _bernoulli(k, r)
     if k == 0 or r == 0:  # m is 0 or 1, and rho has no meaning
         return mean, 0.0, independent
     bounds = [(1e-9, 1 - 1e-9), (0.0, 1 - 1e-6)]
-    starts = [start] if start is not None else [(mean, rho) for rho in (0.01, 0.2, 0.6)]
+    starts, options = (
+        [(mean, 0.01), (mean, 0.2), (mean, 0.6)],
+        {"ftol": 1e-15, "gtol": 1e-10, "xtol": 1e-12, "maxfun": 2000},
+    )
+    if start is not None:  # a replicate's spread is far wider than the last digits
+        starts = [start] if start is not None else [(mean, rho) for rho in (0.01, 0.2, 0.6)]
     options = {"ftol": 1e-15, "gtol": 1e-10, "xtol": 1e-12, "maxfun": 2000}
     if start is not None:  # a replicate's spread is far wider than the last digits
         options = {"ftol": 1e-9, "gtol": 1e-6, "xtol": 1e-7, "maxfun": 100}
@@ -153,6 +152,14 @@ def fit_beta(
     return float(best.x[0]), float(best.x[1]), float(-best.fun)
 
 
-def exceeding(counts: np.ndarray) -> np.ndarray:
-    """Return the number of units with count > j, for j = 0 ... max count - 1."""
-    return np.bincount(counts)[::-1].cumsum()[::-1][1:].astype(float) if len(counts) else np.zeros(0)
+def refitted(counts: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
+    """Return [B, 2] m and rho of all `counts` [B, 3, J] of `fit_beta`; the first, the data's, start the others."""
+    m, rho, _ = fit_beta(counts[0], None, at)
+    start = (min(max(m, 1e-6), 1 - 1e-6), max(rho, 1e-3))
+    return np.array([(m, rho), *(fit_beta(each, start, at)[:2] for each in counts[1:])])
+
+
+def exceeding(counts: np.ndarray, most: int, group: np.ndarray, groups: int) -> np.ndarray:
+    """Return by group [groups, most] how many of the counts [U] exceed 0, 1, ... most - 1; group: [U] of each."""
+    histogram = np.bincount(group * (most + 1) + counts, minlength=groups * (most + 1)).reshape(groups, most + 1)
+    return histogram[:, :0:-1].cumsum(axis=1)[:, ::-1].astype(float)

@@ -29,9 +29,10 @@ from specdec.config import PLAIN
 
 from ..arms import Arms
 from ..comparisons import LEVEL
-from ..intervals import FEWEST, RELATIVE, Interval, Range, bootstrap, per_round
+from ..intervals import FEWEST, RELATIVE, Interval, Range, interval_of, per_round
 from ..rounds import distinct_generations, drafted
-from .laws import LAWS, Law, continued, first_rounds, grouped_counts, offer_chances
+from .laws import LAWS, grouped_counts, offer_chances, rounds_by_law
+from .models import exceeding
 from .stretches import StretchesFit, fit_stretches, make_trace
 
 LABELS = {
@@ -46,7 +47,7 @@ LABELS = {
     "replay": "replay of the held-out texts",
 }
 CHOICE = ("stretches", "markov", "capped_geometric.mle")  # the model that is recommended: the first that was tried
-SPLITS = 5  # of the prompts into halves
+SPLITS, SEED = 5, 0  # of the prompts into halves; what draws them
 ROUNDING = 1e-9  # errors below are equality: an exact replay misses by rounding alone
 ENDS = ("", "_low", "_high")  # of the columns of a value and its bounds
 FEW_ROUNDS = 60  # in a half; fewer say nothing of how texts differ
@@ -91,9 +92,9 @@ def predict(
     arms: Arms,
     alpha_sums: pd.DataFrame | None = None,
     replay: pd.DataFrame | None = None,
-    seed: int = 0,
     replicates: int = 2000,
     refits: int = 200,
+    seed: int = SEED,
 ) -> HeldOutPrediction:
     """Return the errors of every model on prompts that it was not fitted on. Undetermined if no model can be fitted on
     both halves; the message is a clause. ValueError if options are out of range.
@@ -129,9 +130,7 @@ def predict(
     for gamma, of_gamma in written.items():
         counts = pd.DataFrame({"tokens": of_gamma.tokens, "rounds": of_gamma.rounds})
         possible = per_round(gamma)
-        measured = bootstrap(
-            counts, lambda s: {"tau": s["tokens"] / s["rounds"]}, replicates, seed, ranges={"tau": possible}
-        )["tau"]
+        measured = interval_of(counts, lambda s: s["tokens"] / s["rounds"], possible, replicates, seed)
         tokens = weights @ of_gamma.tokens
         with np.errstate(divide="ignore", invalid="ignore"):
             tau = tokens / (weights @ of_gamma.rounds)
@@ -267,17 +266,13 @@ class _Halves:
         offers = offer_chances(sums)
         for name in fitted:
             if name in LAWS:
-                yield name, partial(_rounds_of, LAWS[name](sums), offers)
+                yield name, partial(rounds_by_law, LAWS[name](sums), offers)
         if "stretches" in fitted:
             inside = weights[0, self._table["prompt"]] > 0
             table = {name: column[inside] for name, column in self._table.items()}
             fit = fit_stretches(self._gamma, self._offers, make_trace(table, weights.shape[1]), self._near.get(half))
             self._near.setdefault(half, fit)
             yield "stretches", partial(fit.rounds_of, steps=fit.steps(weights))
-
-
-def _rounds_of(law: Law, offers: np.ndarray, gamma: int, lengths: np.ndarray) -> np.ndarray:
-    return continued(first_rounds(law, offers, gamma, int(lengths.max())), lengths)
 
 
 def _outcomes(ordered: pd.DataFrame, prompts: list[str], gamma: int) -> dict[str, np.ndarray]:
@@ -300,26 +295,17 @@ def _counts(
     row, s, d, room = (table[name] for name in ("prompt", "accepted", "rejected", "room"))
     offered = table["offered"]
 
-    def at_least(values: np.ndarray, most: int, where: np.ndarray | None = None) -> np.ndarray:
-        """Return [P, most] rounds of each prompt (those in `where`) whose value is at least 1, 2, ... most."""
-        rows, chosen = (row, values) if where is None else (row[where], values[where])
-        histogram = np.bincount(rows * (most + 1) + chosen, minlength=len(prompts) * (most + 1))
-        by_value = histogram.reshape(len(prompts), most + 1).astype(float)
-        return by_value[:, ::-1].cumsum(axis=1)[:, -2::-1]
-
     def per_prompt(values: np.ndarray) -> np.ndarray:
         return np.bincount(row, values, len(prompts))
 
-    refused = at_least(s + 1, gamma + 1, d == 1)  # rejections at depth 1 or more, 2 or more, ...
+    at_least = partial(exceeding, group=row, groups=len(prompts))  # rounds whose value is at least 1, 2, ...
+    refused = at_least((s + 1) * d, gamma + 1)  # rejections at depth 1 or more, 2 or more, ...
     text = table["text"]
     after_rejection = np.append(False, (d[:-1] == 1) & (text[1:] == text[:-1]))
     first = after_rejection & (s + d > 0)
     accepted, rejected = per_prompt(s), per_prompt(d)
     units = np.stack([accepted, rejected, accepted + rejected], axis=1).astype(np.int64)
-    groups = min(int(units.max()), 512)  # of the prompt beta: enough to hold all counts
-    while grouped_counts(groups)[0][-1] < units.max():
-        groups += 64
-    edges, _ = grouped_counts(groups)
+    edges, _ = grouped_counts(min(int(units.max()), 512))  # of the prompt beta: so many groups hold any count
     short = shortest.groupby("prompt")[["accepted", "rejected"]].sum().reindex(prompts)
     counts = {
         "at_risk": at_least(s + d, gamma),
@@ -329,6 +315,7 @@ def _counts(
         "first": np.stack([per_prompt(first & (s > 0)), per_prompt(first)], axis=1),
         # [P, 3 J] of the prompt beta: 1 for each count below the prompt's own, added up by group
         "units": np.diff(np.minimum(units[:, :, None], edges), axis=2).reshape(len(prompts), -1).astype(float),
+        "mle": np.stack([accepted, accepted + rejected], axis=1),
         "short": np.stack([short["accepted"], short["accepted"] + short["rejected"]], axis=1).astype(float),
     }
     if alpha_sums is not None:
@@ -376,9 +363,7 @@ class _Texts:
         return float(high / low - 1)
 
     def lengths_of(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the distinct lengths [U] of texts of prompts that have a weight in the first row, and how often each
-        counts [B, U].
-        """
+        """Return the distinct lengths [U] of prompts that weigh in the first row, and how often each counts [B, U]."""
         inside = weights[0, self.owner] > 0
         lengths, place = np.unique(self.lengths[inside], return_inverse=True)
         cells = (np.ones(len(place)), (self.owner[inside], place))

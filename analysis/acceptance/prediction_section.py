@@ -9,7 +9,7 @@ from ..comparisons import interval, intervals
 from ..figures import pictures, style
 from ..intervals import Interval
 from ..sections import Section, counted
-from .prediction import LABELS, ROUNDING, HeldOutPrediction, Undetermined, predict
+from .prediction import LABELS, ROUNDING, SEED, HeldOutPrediction, Undetermined, predict
 
 _LINES = {  # model: name in the legend, colour, dash, marker
     "capped_geometric.text": ("capped geometric, α of text", style.BLUE, "-", "o"),
@@ -28,28 +28,22 @@ TEXTBOOK = ("capped_geometric.text", "capped_geometric.short", "capped_geometric
 
 
 def held_out(
-    arms: Arms,
-    alpha_sums: pd.DataFrame | None,
-    replay: pd.DataFrame | None,
-    replicates: int = 2000,
-    seed: int = 0,
+    arms: Arms, alpha_sums: pd.DataFrame | None, replay: pd.DataFrame | None, replicates: int = 2000
 ) -> HeldOutPrediction | Undetermined:
-    """Return what `predict` finds, or why it finds nothing; the models are refitted for a tenth of the replicates,
-    `REFITS` at most.
-    """
+    """Return what `predict` finds, or why it finds nothing; refits are a tenth of the replicates, `REFITS` at most."""
     try:
-        return predict(arms, alpha_sums, replay, seed, replicates, min(replicates // 10, REFITS))
+        return predict(arms, alpha_sums, replay, replicates, min(replicates // 10, REFITS))
     except Undetermined as undetermined:
         return undetermined
 
 
-def section_of(prediction: HeldOutPrediction | Undetermined, title: str, seed: int = 0) -> Section:
-    """Say what each model predicts on held-out prompts; `seed` drew the halves."""
+def section_of(prediction: HeldOutPrediction | Undetermined, title: str) -> Section:
+    """Say what each model predicts on held-out prompts."""
     heading = "What would each model have predicted?"
     if isinstance(prediction, Undetermined):
         return Section(heading, (f"No prediction: {prediction}.",))
     method = (
-        f"Half of {counted(prediction.prompts, 'prompt')}, drawn by seed {seed} with texts of all lengths in both "
+        f"Half of {counted(prediction.prompts, 'prompt')}, drawn by seed {SEED} with texts of all lengths in both "
         f"halves, and then the other: every model is fitted to the rounds of one half at gamma {prediction.fit_gamma}, "
         "the largest, where all depths are seen, and predicts every gamma on the other half from the lengths of its "
         "texts, ends of texts included."

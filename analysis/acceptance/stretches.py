@@ -28,12 +28,11 @@ import numpy as np
 from scipy import optimize, sparse
 from scipy.special import expit, logsumexp, softmax
 
-from .laws import continued
+from .laws import rounds_of_texts
 
 KINDS = (1, 2, 3, 4)  # numbers of kinds of stretches that are tried, as long as more are better
 LEVELS = np.arange(-4.0, 5.0)  # of texts: a sum over them is a normal mean to eight digits (trapezoidal rule)
 FARTHEST = 2.5  # from 0 that the mean level of a length may lie, so that the sum reaches its tails
-EXACT = 512  # tokens of a text that are written one by one
 PIECE = 96  # rounds: longer texts are cut there, so that texts of any length are passed side by side
 FEW, MANY, ALL = 4_000, 12_000, 40_000  # rounds that are fitted from each start, for each family, and in the end
 NEWTON = 4  # steps on the last of these
@@ -116,8 +115,9 @@ class Family:
         return log - logsumexp(log, axis=2, keepdims=True)
 
     def rounds_of(self, parameters: np.ndarray, gamma: int, lengths: np.ndarray) -> np.ndarray:
-        """Return [B, U] expected rounds of texts of `lengths` [U] tokens; long ones go on by the mean slope."""
-        by_level = continued(self.stretches(parameters).first_rounds(gamma, int(lengths.max())), lengths)
+        """Return [B, U] expected rounds of texts of `lengths` [U] tokens."""
+        models = self.stretches(parameters)
+        by_level = rounds_of_texts(models.moves(gamma), models.start, lengths)
         chances = np.exp(self.level_chances(parameters, lengths))
         return np.einsum("bqu,buq->bu", by_level.reshape(len(parameters), len(self.levels), -1), chances)
 
@@ -155,30 +155,13 @@ class Stretches:
         return np.stack(rejected, axis=1), np.stack(full, axis=1)
 
     def moves(self, gamma: int) -> np.ndarray:
-        """Return [B, gamma + 1, K, K]: chance that a round which begins in one kind accepts k tokens and that the
-        next begins in another.
-        """
+        """Return [B, gamma + 1, K, K]: chance that a round accepts 0, 1, ... tokens on the way from kind to kind."""
         rejected, full = self.steps()
         least = self.least[:, : gamma + 2].copy()
         least[:, gamma + 1] = 0.0
         moves = (least[:, :-1] - least[:, 1:])[..., None] * full[:, : gamma + 1]
         moves[:, :gamma] += least[:, 1:-1, :, None] * rejected[:, :gamma]
         return moves
-
-    def first_rounds(self, gamma: int, tokens: int) -> np.ndarray:
-        """Return [B, min(tokens, EXACT) + 1] expected rounds to write a text of 0, 1, ... tokens.
-
-        R_z(n) = 1 + sum_k sum_y moves_k[z, y] R_y(n - k - 1), and R_z(n) = 0 for n <= 0.
-        """
-        moves = self.moves(gamma)
-        batch, _, kinds, _ = moves.shape
-        exact = min(tokens, EXACT)
-        flat = np.ascontiguousarray(moves.transpose(0, 2, 1, 3)).reshape(batch, kinds, -1)
-        value = np.zeros((batch, exact + gamma + 1, kinds))  # R(n) at row exact - n, so that a window is R(n - 1), ...
-        for row in range(exact - 1, -1, -1):
-            window = value[:, row + 1 : row + gamma + 2].reshape(batch, 1, -1)
-            value[:, row] = 1 + (flat * window).sum(axis=2)
-        return np.einsum("bnk,bk->bn", value[:, exact::-1], self.start)
 
     def outcomes(self, codes: np.ndarray) -> np.ndarray:
         """Return the matrices [B, C, K, K] of outcomes [C, 4]: offered, accepted, rejected, cut (see `Outcomes`)."""

@@ -102,8 +102,7 @@ def account_sections(run: Run) -> list[Section]:
     """
     sums = account_sums(run)
     account = sums.account()
-    noise = run.metrics.get("null/floor", 0.0)
-    sections = [account_section(account, run.title, run.simulated, noise, bool(run.refuted))]
+    sections = [account_section(account, run)]
     groups = sums.by("category")
     if len(groups) > 1:
         worst, *_, best = sorted(groups, key=lambda group: group.account.speedup)
@@ -136,15 +135,10 @@ def account_sections(run: Run) -> list[Section]:
     return sections
 
 
-def account_section(
-    account: Account, title: str, simulated: bool = False, noise: float = 0.0, refuted: bool = False
-) -> Section:
-    """Explain one account: the factors and the time of a round, in words, tables and a waterfall.
-
-    title: drafter, model and hardware, for the figure; simulated, refuted: see `verdict`; noise: `null/floor` of the
-    run, 0 without a null control.
-    """
-    text = [formula_verdict(account), verdict(account, simulated, noise, refuted), time_split(account)]
+def account_section(account: Account, run: Run) -> Section:
+    """Explain one account of a run: the factors and the time of a round, in words, tables and a waterfall."""
+    simulated, noise = run.simulated, run.metrics.get("null/floor", 0.0)
+    text = [formula_verdict(account), verdict(account, simulated, noise, bool(run.refuted)), time_split(account)]
     if few := too_few(account.prompts):
         text.append(f"No intervals and no word on significance: {few}.")
     if "machine" in account.intervals:
@@ -168,5 +162,5 @@ def account_section(
             ),
             ("A round's time, whatever the order of factors", time_table(account)),
         ),
-        figures=(("account", waterfall(account, title=f"{headline}\n{title}", simulated=simulated)),),
+        figures=(("account", waterfall(account, title=f"{headline}\n{run.title}", simulated=simulated)),),
     )

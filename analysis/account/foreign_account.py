@@ -12,7 +12,7 @@ import pandas as pd
 
 from specdec.theory.capped_geometric import tokens_per_round
 
-from ..intervals import SHARE, Columns, Range, per_round
+from ..intervals import SHARE, Columns, Interval, bootstrap, per_round
 from ..read.runs import Run
 from ..rounds import prompt_sums
 from .gap_account import account_table, shared_alpha
@@ -21,7 +21,7 @@ from .gap_account import account_table, shared_alpha
 def foreign_sums(run: Run) -> Mapping[int, pd.DataFrame]:
     """Return the sums of an imported data set by prompt (index), by gamma.
 
-    They are those of `account_table`, with what `foreign_values` needs, and with lengths by position also own_rounds
+    They are those of `account_table`, with what `foreign_intervals` needs, and with lengths by position also own_rounds
     and along_rounds: expected where each text has its own alpha, and counted where every draft token is as good as a
     first one. Without such lengths alpha is fitted to the rounds; where nothing was ever tested there is none.
     """
@@ -46,16 +46,16 @@ def foreign_sums(run: Run) -> Mapping[int, pd.DataFrame]:
     return tables
 
 
-def foreign_values(sums: Columns) -> dict[str, np.ndarray]:
-    """Return what pages on imports show besides the account, from sums of the data (scalars) or of replicates [B]."""
-    return {
-        "alpha_mle": sums["accepted"] / sums["tested"],
-        "accepted_per_offered": sums["accepted"] / sums["offered"],
-        "full": sums["full"] / sums["rounds"],
-        "requests_mean": sums["request_ratio"] / sums["requests"],
-    }
+def foreign_intervals(table: pd.DataFrame, gamma: int, replicates: int) -> dict[str, Interval]:
+    """Return what pages on imports show besides the account; table: of `foreign_sums`, or a part of its prompts."""
 
+    def statistic(sums: Columns) -> dict[str, np.ndarray]:
+        return {
+            "alpha_mle": sums["accepted"] / sums["tested"],
+            "accepted_per_offered": sums["accepted"] / sums["offered"],
+            "full": sums["full"] / sums["rounds"],
+            "requests_mean": sums["request_ratio"] / sums["requests"],
+        }
 
-def foreign_ranges(gamma: int) -> dict[str, Range]:
-    """Return the ranges of `foreign_values`."""
-    return dict.fromkeys(("alpha_mle", "accepted_per_offered", "full"), SHARE) | {"requests_mean": per_round(gamma)}
+    shares = dict.fromkeys(("alpha_mle", "accepted_per_offered", "full"), SHARE)
+    return bootstrap(table, statistic, replicates, ranges={**shares, "requests_mean": per_round(gamma)})

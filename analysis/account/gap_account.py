@@ -16,7 +16,7 @@ import pandas as pd
 
 from specdec.theory.capped_geometric import tokens_per_round
 
-from ..intervals import RELATIVE, SHARE, Columns, Interval, Range, bootstrap, per_round
+from ..intervals import RELATIVE, SHARE, Columns, Interval, bootstrap, per_round
 from ..rounds import counts_by_prompt, prompt_sums
 
 
@@ -202,24 +202,21 @@ def account_table(
     cap_0 ... cap_gamma count rounds by the draft tokens that could have counted: those offered, but at most one less
     than the tokens left. `baseline_sums` are the `prompt_sums` of the baseline, None where nothing was timed; `replay`
     has prompt, tokens and expected rounds along the same texts; `alpha_sums` has prompt, numerator, denominator;
-    `experts` has prompt, calls and reads of verifications (`analysis.read.runs.EXPERTS`), None for a dense target.
+    `experts` has prompt, calls and reads of verifications (`analysis.read.runs.EXPERTS`). Either of them may be empty.
     ValueError if the tables differ in their prompts or a round offered more than gamma.
     """
     if len(speculative) and speculative["offered"].max() > gamma:
         raise ValueError(f"a round offered {speculative['offered'].max()} tokens, more than gamma {gamma}")
     cap = np.minimum(speculative["offered"], speculative["tokens_left"] - 1)
     caps = counts_by_prompt(speculative, cap.to_numpy(dtype=np.int64), gamma + 1).add_prefix("cap_")
-    own = prompt_sums(speculative)
-    table = own[
-        own.columns.intersection(["tokens", "rounds", "draft_s", "verify_s", "round_s", "lost_s", "restore_s"])
-    ].join(caps)
+    own = ["tokens", "rounds", "draft_s", "verify_s", "round_s", "lost_s", "restore_s"]  # as far as there are some
+    table = prompt_sums(speculative).filter(own).join(caps)
     parts = {}
     if baseline_sums is not None:
-        parts["baseline"] = baseline_sums[baseline_sums.columns.intersection(["tokens", "round_s", "lost_s"])]
-        parts["baseline"] = parts["baseline"].add_prefix("baseline_")
-    if replay is not None:
+        parts["baseline"] = baseline_sums.filter(["tokens", "round_s", "lost_s"]).add_prefix("baseline_")
+    if replay is not None and len(replay):
         parts["replay"] = replay.groupby("prompt")[["tokens", "rounds"]].sum().add_prefix("replay_")
-    if experts is not None:
+    if experts is not None and len(experts):
         parts["experts"] = experts.groupby("prompt")[["calls", "reads"]].sum().add_prefix("experts_")
     if alpha_sums is not None:
         totals = alpha_sums.groupby("prompt")[["numerator", "denominator"]].sum().add_prefix("alpha_")
@@ -316,15 +313,6 @@ def account_values(
     }
 
 
-def account_ranges(gamma: int) -> dict[str, Range]:
-    """Return the ranges of those `account_values` that are not just positive."""
-    return {
-        **dict.fromkeys(("omega", "omega_bar", "replay", "tokens_per_round"), per_round(gamma)),
-        **dict.fromkeys(("alpha", "draft", "restore", "overhead"), SHARE),
-        **dict.fromkeys(("tokens_error", "speedup_error", "offered_error"), RELATIVE),
-    }
-
-
 def cost_values(sums: Mapping[str, Any], t1_s: float | np.ndarray) -> dict[str, Any]:
     """Return the split of a round's time into g, v and o, each over t1; the baseline's seconds per token; the speedup.
 
@@ -344,7 +332,6 @@ def gap_account(
     t1_s: float | None = None,
     alpha: float = nan,
     replicates: int = 10_000,
-    seed: int = 0,
     alpha_of_text: bool = True,
 ) -> Account:
     """Return the account of the prompts in `table`, an `account_table` of a run or of a part of its prompts, or the
@@ -361,7 +348,12 @@ def gap_account(
     def statistic(sums: Columns) -> dict[str, np.ndarray]:
         return account_values(sums, gamma=gamma, alpha=alpha, t1_s=t1_s)
 
-    intervals = bootstrap(table, statistic, replicates, seed, ranges=account_ranges(gamma))
+    ranges = {
+        **dict.fromkeys(("omega", "omega_bar", "replay", "tokens_per_round"), per_round(gamma)),
+        **dict.fromkeys(("alpha", "draft", "restore", "overhead"), SHARE),
+        **dict.fromkeys(("tokens_error", "speedup_error", "offered_error"), RELATIVE),
+    }
+    intervals = bootstrap(table, statistic, replicates, ranges=ranges)
     names = [
         name for factor in FACTORS for name in (PARTS if factor == "dependence" and "depth" in intervals else (factor,))
     ]

@@ -76,14 +76,12 @@ class SharedWork:
         machine = BusyMachine.of(shared.of_methods([method for method, _ in shared if method != NULL]))
         return cls(by_gamma, plain, primary_gamma, t1_s, alpha, sums, text is not None, own, machine, experts)
 
-    def sums(self, gamma: int, replicates: int = 10_000, seed: int = 0) -> "AccountSums":
+    def sums(self, gamma: int, replicates: int = 10_000) -> "AccountSums":
         """Return the sums of the account at one gamma. ValueError if the tables contradict themselves."""
-        replay = None if self.replay is None else self.replay[self.replay["gamma"] == gamma]
-        expected = None if replay is None or replay.empty else replay
-        chosen = None if self.experts is None else self.experts[self.experts["gamma"] == gamma]
-        chosen = None if chosen is None or chosen.empty else chosen
-        table = account_table(self.arms[gamma], self.plain[BASELINE], gamma, expected, self.alpha_sums, chosen)
-        return AccountSums(self, gamma, table, replicates, seed)
+        known = (self.replay, self.experts)
+        replay, experts = (None if table is None else table[table["gamma"] == gamma] for table in known)
+        table = account_table(self.arms[gamma], self.plain[BASELINE], gamma, replay, self.alpha_sums, experts)
+        return AccountSums(self, gamma, table, replicates)
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,6 @@ class AccountSums:
     gamma: int
     table: pd.DataFrame
     replicates: int
-    seed: int
 
     def account(self) -> Account:
         """Return the account of the whole run."""
@@ -117,7 +114,7 @@ class AccountSums:
 
     def _made(self, table: pd.DataFrame, t1_s: float) -> Account:
         work = self.work
-        account = gap_account(table, self.gamma, t1_s, work.alpha, self.replicates, self.seed, work.alpha_of_text)
+        account = gap_account(table, self.gamma, t1_s, work.alpha, self.replicates, work.alpha_of_text)
         return account.without_verdict(work.machine.doubt)
 
 
@@ -134,7 +131,7 @@ def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
         if chosen not in work.arms:
             known = ", ".join(map(str, work.arms))
             raise UsageError(f"{run.source} did not measure gamma {chosen}, only {known}.")
-        return work.sums(chosen, *run.resampling)
+        return work.sums(chosen, run.replicates)
     except ValueError as error:
         raise UsageError(f"{run.source} has no account: {error}.") from error
 

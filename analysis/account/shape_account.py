@@ -61,7 +61,7 @@ def compare_shapes(runs: Sequence[Run]) -> Shapes:
     common = sorted(set.intersection(*(set(pair.index) for pair in pairs)))
     if not common:
         raise UsageError(f"The runs of {', '.join(kinds)} have no prompt in common: `{COMMAND}` makes them anew.")
-    values = tuple(bootstrap(pair.loc[common], _values, *ordered[0].resampling, ranges=_RANGES) for pair in pairs)
+    values = tuple(bootstrap(pair.loc[common], _values, ordered[0].replicates, ranges=_RANGES) for pair in pairs)
     return Shapes(tuple(ordered), tuple(_name(run) for run in ordered), values, len(common))
 
 

@@ -38,9 +38,7 @@ def _all_offered(account: Account) -> bool:
 
 
 def formula_verdict(account: Account) -> str:
-    """Say how far the capped geometric is from the measured tokens per round, how sure that is, and what takes most
-    away.
-    """
+    """Say how far the capped geometric is from the measured tokens per round, how sure that is, and what costs most."""
     names = ("tokens_per_round", "tokens_error", "offered_error")
     measured, error, offered = (account.intervals[name] for name in names)
     given = f"{account.alpha:.3f}" + ("" if account.alpha_of_text else ", fitted to the same rounds")
@@ -251,9 +249,7 @@ def _named(account: Account, factor: str, words: str = "") -> str:
 
 
 def time_split(account: Account) -> str:
-    """Say what a round's time is made of, which no order of factors changes, what t(1) is, and what the loop costs
-    net.
-    """
+    """Say what a round's time is made of, which no order of factors changes, what t(1) is, and the loop's net cost."""
     g, v, o = (f"{account.intervals[name]:.3f}" for name in ("g", "v", "o"))
     total = sum(account.time.values())
     weights = ""

@@ -360,11 +360,11 @@ def differences_in_words(runs: Sequence[Run], labels: Sequence[str], who: str = 
     return f"The {who} also differ in {', '.join(parts)}: a difference may come from there." if parts else ""
 
 
-def score_gammas(arms: RunArms, replicates: int, seed: int = 0) -> ScoredArms:
+def score_gammas(arms: RunArms, replicates: int) -> ScoredArms:
     """Score the gammas of one run against one another."""
     sums, labels = [arm.sums for arm in arms.values()], [f"γ {gamma}" for gamma in arms]
     doubt = next(iter(arms.values())).doubt
-    return score(sums, labels, list(sums[0].index), replicates, seed, depths=list(arms), doubt=doubt)
+    return score(sums, labels, list(sums[0].index), replicates, depths=list(arms), doubt=doubt)
 
 
 def best_gamma_in_words(arms: RunArms, label: str, replicates: int = 10_000) -> str:

@@ -47,7 +47,7 @@ class SideBySide:
         arms = [primary_arm(open_arms(drafter)) for drafter in run.drafters]
         prompts = sorted(set.intersection(*(set(arm.sums.index) for arm in arms)))
         doubt = BusyMachine.of(run.arms()).doubt
-        scores = score([arm.sums for arm in arms], arm_labels(arms), prompts, *run.resampling, doubt=doubt)
+        scores = score([arm.sums for arm in arms], arm_labels(arms), prompts, run.replicates, doubt=doubt)
         return cls(run.drafters, arms, scores)
 
     def metrics(self) -> dict[str, float]:

@@ -17,11 +17,11 @@ from specdec.theory.capped_geometric import alpha_for, tokens_per_round
 from ..acceptance.estimates import estimate_alpha, hazards, kaplan_meier_tokens, omega_error, robust_error
 from ..acceptance.model_sections import model_sections
 from ..account.account_sections import factor_table
-from ..account.foreign_account import foreign_ranges, foreign_sums, foreign_values
+from ..account.foreign_account import foreign_intervals, foreign_sums
 from ..account.gap_account import PARTS, Account, gap_account
 from ..account.verdicts import curve_verdict, formula_verdict
 from ..figures import run_figures
-from ..intervals import Columns, Interval, bootstrap, per_round
+from ..intervals import POSITIVE, Columns, Interval, bootstrap, interval_of, per_round
 from ..read.facts import ImportFacts
 from ..read.runs import Run
 from ..sections import Section, counted
@@ -54,15 +54,14 @@ def foreign_findings(run: Run) -> ForeignFindings:
     """Return what the folder of an imported file says. UsageError if it and its baseline share no timed prompt."""
     facts, generations = run.imported(), run.generations()
     assert facts is not None
-    replicates, seed = run.resampling
     plain = generations["method"] == BASELINE
     texts, baseline = generations[~plain], generations[plain]
     if facts.totals_only:
-        sections, figures = _totals(facts, texts, replicates, seed)
+        sections, figures = _totals(facts, texts, run.replicates)
     else:
-        sections, figures = _of_rounds(run, facts, texts, replicates, seed)
+        sections, figures = _of_rounds(run, facts, texts)
     if len(baseline):
-        sections.append(speed_section(facts, texts, baseline, replicates, seed))
+        sections.append(speed_section(facts, texts, baseline, run.replicates))
     row = {
         "data set": facts.name,
         "texts": f"{len(texts):,}",
@@ -88,9 +87,7 @@ def _origin(facts: ImportFacts, texts: pd.DataFrame, held: str, walked: str = ""
     return Section("What the file holds, and what it does not", (size, "\n".join(f"- {note}" for note in facts.notes)))
 
 
-def _of_rounds(
-    run: Run, facts: ImportFacts, texts: pd.DataFrame, replicates: int, seed: int
-) -> tuple[list[Section], dict[str, str]]:
+def _of_rounds(run: Run, facts: ImportFacts, texts: pd.DataFrame) -> tuple[list[Section], dict[str, str]]:
     rounds, sums = run.arms().by_gamma()[facts.gamma], foreign_sums(run)
     walked = f"; rounds at gamma {min(sums)} to {max(sums)}" if len(sums) > 1 else ""
     origin = _origin(facts, texts, counted(len(rounds), "round"), walked)
@@ -98,8 +95,8 @@ def _of_rounds(
         return [origin, Section("Acceptance", ("No draft token was ever tested, so there is no alpha.",))], {}
 
     def judged(table: pd.DataFrame, gamma: int, of_text: bool) -> tuple[Account, dict[str, Interval]]:
-        account = gap_account(table, gamma, replicates=replicates, seed=seed, alpha_of_text=of_text)
-        return account, bootstrap(table, foreign_values, replicates, seed, ranges=foreign_ranges(gamma))
+        account = gap_account(table, gamma, replicates=run.replicates, alpha_of_text=of_text)
+        return account, foreign_intervals(table, gamma, run.replicates)
 
     of_text = facts.longest is not None
     by_gamma = {gamma: judged(table, gamma, of_text) for gamma, table in sums.items()}
@@ -178,7 +175,7 @@ def _requests(texts: pd.DataFrame, account: Account, beside: Mapping[str, Interv
 
 
 def _curves(by_gamma: Mapping[int, tuple[Account, Mapping[str, Interval]]], gamma_shown: int, title: str) -> Section:
-    """Show every gamma. by_gamma: its account, and the `foreign_values` beside it; gamma_shown: that of the page."""
+    """Show every gamma. by_gamma: its account, and the `foreign_intervals` beside it; gamma_shown: that of the page."""
     names = ("capped_geometric", "each text at its own alpha", "agreement along the text")
     lines: dict[str, dict[int, float]] = {name: {} for name in names}
     rows, points, factors = [], [], []
@@ -248,14 +245,12 @@ def _rounds(rounds: pd.DataFrame, account: Account, values: Mapping[str, Interva
     return Section("Rounds: what is accepted", tuple(words), tables, tuple(figures))
 
 
-def _totals(
-    facts: ImportFacts, texts: pd.DataFrame, replicates: int, seed: int
-) -> tuple[list[Section], dict[str, str]]:
+def _totals(facts: ImportFacts, texts: pd.DataFrame, replicates: int) -> tuple[list[Section], dict[str, str]]:
     def measured(texts: pd.DataFrame) -> Interval:
         sums = texts.groupby("prompt")[["tokens", "rounds"]].sum()
         possible = 1 <= sums["tokens"].sum() / sums["rounds"].sum() <= facts.gamma + 1  # else gamma is another one
-        ranges = {"tau": per_round(facts.gamma)} if possible else None
-        return bootstrap(sums, lambda s: {"tau": s["tokens"] / s["rounds"]}, replicates, seed, ranges=ranges)["tau"]
+        within = per_round(facts.gamma) if possible else POSITIVE
+        return interval_of(sums, lambda s: s["tokens"] / s["rounds"], within, replicates)
 
     tokens, drafted = measured(texts), texts[texts["rounds"] > 0]
     of_requests = f"{float((drafted['tokens'] / drafted['rounds']).mean()):.3f}"
@@ -278,9 +273,7 @@ def _totals(
     return sections, {"tokens per round": f"{tokens:.3f}", "mean over requests": of_requests}
 
 
-def speed_section(
-    facts: ImportFacts, texts: pd.DataFrame, baseline: pd.DataFrame, replicates: int, seed: int
-) -> Section:
+def speed_section(facts: ImportFacts, texts: pd.DataFrame, baseline: pd.DataFrame, replicates: int) -> Section:
     """Return the speedup, prefill included, over the prompts that both files have."""
     timed = texts.reindex(columns=["prompt", "tokens", "seconds"])
     ours = timed.groupby("prompt")[["tokens", "seconds"]].sum()
@@ -295,7 +288,7 @@ def speed_section(
         rate, baseline = sums["tokens"] / sums["seconds"], sums["baseline_tokens"] / sums["baseline_seconds"]
         return {"speedup": rate / baseline, "rate": rate, "baseline_rate": baseline}
 
-    values = bootstrap(table, statistic, replicates, seed)
+    values = bootstrap(table, statistic, replicates)
     speeds = table["tokens"] / table["seconds"], table["baseline_tokens"] / table["baseline_seconds"]
     per_prompt, theirs_way = speeds[0] / speeds[1], speeds[0].mean() / speeds[1].mean()
     rows = [

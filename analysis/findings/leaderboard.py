@@ -186,10 +186,8 @@ def leaderboard(
     for name, members in categories(arms, prompts).items():
         part = score(sums, scores.labels, members, replicates, depths=scores.depths, doubt=scores.doubt)
         columns[f"{name or 'none'} ({len(members)})"] = [f"{part.interval(quantity, a):.2f}" for a in range(len(arms))]
-    columns["overall"] = [f"{scores.interval(quantity, arm):.2f}" for arm in range(len(arms))]
     beside = [name for name in QUANTITIES if name != quantity and np.isfinite(scores.values[name]).any()]
-    for name in beside:
-        heading = name.replace("_", " ")
+    for heading, name in (("overall", quantity), *((name.replace("_", " "), name) for name in beside)):
         columns[heading] = [f"{scores.interval(name, arm):.2f}" for arm in range(len(arms))]
     table = pd.DataFrame(columns).iloc[scores.order(quantity)].reset_index(drop=True)
     table.insert(0, "rank", range(1, len(table) + 1))

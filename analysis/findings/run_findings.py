@@ -83,13 +83,12 @@ def run_findings(run: Run) -> RunFindings:
         findings = replace(findings, metrics=findings.metrics | own, notes=[*findings.notes, *left_out])
         seen = replace(seen, metrics=findings.metrics, concluded=findings.summary)
     serving = run_recommendation(seen)
-    predicted, peers = section_of(prediction, seen.title, seen.resampling[1]), seen.peers()
-    noise = seen.metrics.get("null/floor", 0.0)
+    predicted, peers = section_of(prediction, seen.title), seen.peers()
     sections = (
         run_sections.summary_section(seen),
         run_sections.figures_section(seen),
         *([drafters_section(seen)] if seen.beside else []),
-        account_section(measured.account, seen.title, seen.simulated, noise, bool(seen.refuted)),
+        account_section(measured.account, seen),
         *([peers_section(seen)] if peers["peers"] or peers.get("left_out") else []),
         run_sections.curves_section(seen),
         run_sections.lengths_section(seen),
@@ -131,36 +130,33 @@ def _with_others(run: Run, findings: RunFindings, measured: MeasuredRun) -> RunF
 
 def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPrediction | Undetermined]:
     facts, session, environment, standing = run.facts(), run.session(), run.environment(), run.standing()
-    replicates, seed = run.resampling
+    replicates = run.replicates
     arms, replay, alpha_sums, peers = run.arms(), run.replay(), run.alpha_sums(), run.peers()
     work = SharedWork.of(arms, facts.primary_gamma, alpha_sums, replay, run.experts())
-    summary = summarise(work, run.generations(texts=False), replicates, seed=seed)
+    summary = summarise(work, run.generations(texts=False), replicates)
     primary, account = summary.primary, summary.primary.account
     cost = run_sections.fitted_cost(run, run.calibration())
     # A recorded text is replayed to measure, so a replay of it would predict text that it has read.
     other = None if facts.simulated else replay[replay["kind"] == "baseline"]
-    prediction = held_out(arms, alpha_sums, other, replicates, seed)
-    curves = model_curves(summary, prediction, replay, facts, replicates, seed)
-    control = run_metrics.null_metrics(arms, replicates, seed)
+    prediction = held_out(arms, alpha_sums, other, replicates)
+    curves = model_curves(summary, prediction, replay, facts, replicates)
+    control = run_metrics.null_metrics(arms, replicates)
     metrics = {
         **primary.metrics,
         **({} if run.method else control),  # it is the session's, whatever the drafter
         **model_metrics(curves, facts.primary_gamma),
         **run_metrics.operation_metrics(summary, facts),
-        **run_metrics.total_variation(run.rounds, facts, replicates, seed),
-        **(
-            run_metrics.quality_metrics(run.rounds(), run.quality(), facts.primary_gamma, replicates, seed)
-            if facts.judge
-            else {}
-        ),
+        **run_metrics.total_variation(run.rounds, facts, replicates),
         **run_metrics.limit_metrics(summary),
-        **run_metrics.peer_metrics(peers["generations"], run.generations, facts.greedy, replicates, seed),
-        **run_metrics.sampled_metrics(run.sampled(), replicates, seed, timed=not work.machine.doubt),
+        **run_metrics.peer_metrics(peers["generations"], run.generations, facts.greedy, replicates),
+        **run_metrics.sampled_metrics(run.sampled(), replicates, timed=not work.machine.doubt),
         "memory/peak_mb": session.peak_mb,  # which cannot be below the weights and the largest cache
         "memory/weights_mb": environment.get("model", {}).get("weight_bytes", 0) / 2**20,
         "memory/cache_mb": session.cache_bytes / 2**20,
         **({} if cost is None else cost.metrics),
     }
+    if facts.judge:
+        metrics |= run_metrics.quality_metrics(run.rounds(), run.quality(), facts.primary_gamma, replicates)
     if session.compared and not facts.simulated:
         metrics["lossless/identical"] = session.identical / session.compared
         metrics["lossless/divergences"] = float(session.compared - session.identical)
@@ -185,7 +181,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
     ]
     if peers["peers"] and not facts.single:
         notes.append(f"Other engines draft chains only: structure={facts.structure} has no peer but plain generation.")
-    paired = score_gammas(open_arms(run), replicates, seed)
+    paired = score_gammas(open_arms(run), replicates)
     findings = RunFindings(
         sections=(),
         metrics=metrics,
@@ -208,11 +204,11 @@ def _lines(summary: Summary, curves: Curves, paired: ScoredArms) -> list[dict[st
     lines, fastest = [], paired.order("speedup")[0]
     for place, (gamma, arm) in enumerate(summary.arms.items()):
         line = {"gamma": gamma, "primary": arm is summary.primary, **arm.metrics, **model_metrics(curves, gamma)}
-        both_sides = {name: arm.account.intervals[name] for name in FORMULA_ERRORS}
-        for name, value in {**both_sides, OVER_FASTEST: paired.ratio("speedup", place, fastest)}.items():
+        beside = {name: arm.account.intervals[name] for name in FORMULA_ERRORS}
+        if not arm.account.doubt:
+            beside[OVER_FASTEST] = paired.ratio("speedup", place, fastest)
+        for name, value in beside.items():
             line |= {key: bound for key, bound in value.as_metrics(name).items() if not isnan(bound)}
-        if arm.account.doubt:
-            line = {key: value for key, value in line.items() if not key.startswith(OVER_FASTEST)}
         lines.append(line)
     return lines
 

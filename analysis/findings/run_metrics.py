@@ -13,7 +13,7 @@ from specdec.theory.speedup import operations
 
 from ..arms import Arms
 from ..comparisons import finite
-from ..intervals import ANY, SHARE, Columns, Range, Statistic, bootstrap, per_round
+from ..intervals import ANY, POSITIVE, SHARE, Columns, Range, Statistic, bootstrap, interval_of, per_round
 from ..read.facts import RunFacts
 from ..rounds import drafted, prompt_sums, shared_work
 from .summary import Summary
@@ -31,10 +31,10 @@ _SAMPLED_SUMS = ["tokens", "rounds", "accepted", "rejected", "prefill_s", "decod
 
 
 def _known(
-    family: str, table: pd.DataFrame, statistic: Statistic, replicates: int, seed: int, ranges: Mapping[str, Range]
+    family: str, table: pd.DataFrame, statistic: Statistic, replicates: int, ranges: Mapping[str, Range]
 ) -> dict[str, float]:
     """Return the values of a statistic with their bounds as metrics of a family, those that the data can give."""
-    intervals = bootstrap(table, statistic, replicates, seed, ranges=ranges)
+    intervals = bootstrap(table, statistic, replicates, ranges=ranges)
     return finite(
         {key: value for name, its in intervals.items() for key, value in its.as_metrics(family + name).items()}
     )
@@ -54,7 +54,7 @@ def operation_metrics(summary: Summary, facts: RunFacts) -> dict[str, float]:
     }
 
 
-def total_variation(read: Callable[[], pd.DataFrame], facts: RunFacts, replicates: int, seed: int) -> dict[str, float]:
+def total_variation(read: Callable[[], pd.DataFrame], facts: RunFacts, replicates: int) -> dict[str, float]:
     """Return the mean distance of a lossy rule's law from that without a draft, over tested positions.
 
     read: reads the rounds table, all of its columns.
@@ -65,10 +65,10 @@ def total_variation(read: Callable[[], pd.DataFrame], facts: RunFacts, replicate
     arm = drafted(rounds[rounds["gamma"] == facts.primary_gamma])
     sums = pd.DataFrame({"prompt": arm["prompt"], "tv": arm["tv"].map(sum), "tested": arm["tv"].map(len)})
     table = sums.groupby("prompt").sum().astype(float)
-    return _known("lossless/", table, lambda s: {"tv": s["tv"] / s["tested"]}, replicates, seed, {"tv": SHARE})
+    return _known("lossless/", table, lambda s: {"tv": s["tv"] / s["tested"]}, replicates, {"tv": SHARE})
 
 
-def null_metrics(arms: Arms, replicates: int, seed: int) -> dict[str, float]:
+def null_metrics(arms: Arms, replicates: int, seed: int = 0) -> dict[str, float]:
     """Return `null/speedup`, the time per token of plain decoding over that of plain decoding measured once more, with
     its interval, and `null/floor`, how far the interval reaches from 1: what differs from 1 by less is noise. Both are
     of the `null/prompts` prompts that the control has decoded. Empty without a control; no floor for too few prompts.
@@ -81,11 +81,9 @@ def null_metrics(arms: Arms, replicates: int, seed: int) -> dict[str, float]:
         return {}
     control = shared.plain(NULL)
     table = prompt_sums(control).join(prompt_sums(shared.plain()).add_suffix("_over"))
-
-    def speedup(sums: Columns) -> dict[str, np.ndarray]:
-        return {"speedup": sums["round_s_over"] / sums["tokens_over"] / (sums["round_s"] / sums["tokens"])}
-
-    interval = bootstrap(table, speedup, replicates, seed)["speedup"]
+    interval = interval_of(
+        table, lambda s: s["round_s_over"] / s["tokens_over"] / (s["round_s"] / s["tokens"]), POSITIVE, replicates, seed
+    )
     metrics = finite(interval.as_metrics("null/speedup")) | {"null/prompts": float(len(table))}
     if interval.known:
         metrics["null/floor"] = max(interval.high, 1 / interval.low) - 1
@@ -101,15 +99,13 @@ def limit_metrics(summary: Summary) -> dict[str, float]:
     account = summary.primary.account
     bare = account.time["v"] + account.time["g"]
     return {
-        "speedup.limit": account.value("omega") / bare,
+        "speedup.limit": account.value("priced"),
         "speedup.limit.realised": account.value("tokens_per_round") / bare,
         "cost/overhead_share": account.time["o"] / (bare + account.time["o"]),
     }
 
 
-def quality_metrics(
-    rounds: pd.DataFrame, outputs: pd.DataFrame, gamma: int, replicates: int, seed: int
-) -> dict[str, float]:
+def quality_metrics(rounds: pd.DataFrame, outputs: pd.DataFrame, gamma: int, replicates: int) -> dict[str, float]:
     """Return `quality/*`, what a lossy rule or a trained backbone does to the text of a run: of the drafter at one
     gamma, `quality/baseline_*` of its baseline and, where the target was trained, `quality/original_*` of plain
     decoding with the model that it was; each with the `.ci_low` and `.ci_high` of a prompt bootstrap.
@@ -127,7 +123,7 @@ def quality_metrics(
     table = pd.concat([_quality_sums(*arm).add_prefix(prefix) for prefix, arm in arms.items() if len(arm[0])], axis=1)
     possible = np.isfinite(table.filter(like="log_likelihood").to_numpy()).all()  # ln 0: what the model cannot write
     table = table.replace(-np.inf, 0.0)
-    metrics = _known("quality/", table, _quality_values, replicates, seed, _QUALITY_RANGES)
+    metrics = _known("quality/", table, _quality_values, replicates, _QUALITY_RANGES)
     return {name: value for name, value in metrics.items() if possible or "log_likelihood" not in name}
 
 
@@ -175,7 +171,7 @@ def _quality_values(sums: Columns) -> dict[str, np.ndarray]:
     return values
 
 
-def sampled_metrics(texts: pd.DataFrame, replicates: int, seed: int, timed: bool = True) -> dict[str, float]:
+def sampled_metrics(texts: pd.DataFrame, replicates: int, timed: bool = True) -> dict[str, float]:
     """Return `sampled/*`: temperature, prompts, speedup, speedup.end_to_end, tokens_per_round and alpha.mle of the
     primary structure, with the `.ci_low` and `.ci_high` of a prompt bootstrap, and repetition.share, of prompts with a
     text that falls into a loop. Repeats are pooled; empty without texts.
@@ -202,14 +198,14 @@ def sampled_metrics(texts: pd.DataFrame, replicates: int, seed: int, timed: bool
 
     metrics["repetition.share"] = float(texts.groupby("prompt")["flagged"].any().mean())
     ranges = {"tokens_per_round": per_round(int(texts.loc[~plain, "gamma"].max())), "alpha.mle": SHARE}
-    measured = _known("sampled/", sums, values, replicates, seed, ranges)
+    measured = _known("sampled/", sums, values, replicates, ranges)
     if not timed:
         measured = {name: value for name, value in measured.items() if "speedup" not in name or ".ci_" not in name}
     return {f"sampled/{name}": value for name, value in metrics.items()} | measured
 
 
 def peer_metrics(
-    lines: Sequence[Mapping[str, Any]], read: Callable[[], pd.DataFrame], greedy: bool, replicates: int, seed: int
+    lines: Sequence[Mapping[str, Any]], read: Callable[[], pd.DataFrame], greedy: bool, replicates: int
 ) -> dict[str, float]:
     """Return each peer's time per token over that of our arm which does the same, prefill included on both sides, with
     its prompt bootstrap; under greedy also the share of the peer's outputs that are our baseline's, token for token.
@@ -228,10 +224,9 @@ def peer_metrics(
             texts = peer.set_index(["prompt", "repeat"])["generated_token_ids"]
             same = [text == baseline[work] for work, text in texts.items()]
             metrics[f"peer/{name}.identical"] = sum(same) / len(same)
-
-        def statistic(sums: Columns) -> dict[str, np.ndarray]:
-            return {"ratio": sums["seconds"] / sums["tokens"] / (sums["seconds_ours"] / sums["tokens_ours"])}
-
-        ratio = bootstrap(sums.join(our_sums.add_suffix("_ours")), statistic, replicates, seed)["ratio"]
+        table = sums.join(our_sums.add_suffix("_ours"))
+        ratio = interval_of(
+            table, lambda s: s["seconds"] / s["tokens"] / (s["seconds_ours"] / s["tokens_ours"]), POSITIVE, replicates
+        )
         metrics |= ratio.as_metrics(f"peer/{name}.ratio")
     return metrics

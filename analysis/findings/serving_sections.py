@@ -58,20 +58,18 @@ def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measure
 
 def run_recommendation(*runs: Run) -> Recommendation:
     """Recommend how to serve the fastest drafter of some runs whose outputs are not refuted, at its best depth."""
-    depths: list[list[Measured]] = []
-    refuted = False
-    for run in runs:
-        summary = run.summary()
-        for own in run.drafters:
-            if own.refuted:
-                refuted = True
-                continue
-            depths.append(measured_depths(own, summary["beside"][own.method] if own.method else summary["arms"]))
-    known = [of_drafter for of_drafter in depths if of_drafter]
-    if not known and refuted:
-        return Recommendation("No recommendation: outputs are refuted, and what is wrong is not served.")
-    if not known:
-        return Recommendation("No recommendation: there is no speedup that one could rest on.")
+    drafters = [(own, run.summary()) for run in runs for own in run.drafters]
+    depths = [
+        measured_depths(own, summary["beside"][own.method] if own.method else summary["arms"])
+        for own, summary in drafters
+        if not own.refuted
+    ]
+    if not any(depths):
+        why = "there is no speedup that one could rest on"
+        if len(depths) < len(drafters):
+            why = "outputs are refuted, and what is wrong is not served"
+        return Recommendation(f"No recommendation: {why}.")
+    known = filter(None, depths)
     return recommend(max(known, key=lambda of_drafter: max(depth.speedup.estimate for depth in of_drafter)))
 
 

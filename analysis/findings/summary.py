@@ -31,7 +31,7 @@ from ..account.gap_account import Account
 from ..account.run_account import SharedWork
 from ..arms import WORK, Arms
 from ..busy_machine import undisturbed_prefills
-from ..intervals import ENDS, SHARE, Columns, Interval, bootstrap, per_round
+from ..intervals import ENDS, SHARE, Columns, Interval, bootstrap, interval_of, per_round
 from ..read.facts import RunFacts
 from ..rounds import check_rounds, distinct_generations, prompt_categories, prompt_sums
 
@@ -100,52 +100,40 @@ class Summary:
 
 
 def summarise(
-    work: SharedWork, generations: pd.DataFrame, replicates: int = 10_000, permutations: int = 1999, seed: int = 0
+    work: SharedWork, generations: pd.DataFrame, replicates: int = 10_000, permutations: int = 1999
 ) -> Summary:
     """Summarise one cell: a baseline, one drafter at one or more gammas, maybe the original model, from a line per
     generation. Only work that every arm has done counts. ValueError for tables that contradict themselves.
     """
     generations = undisturbed_prefills(generations)
-    of_text: dict[str, float] = {}
-    if work.alpha_of_text and work.alpha_sums is not None:
-        # From the replicates of the account: a prompt without a proposal has sums of 0.
-        sums = work.alpha_sums.groupby("prompt")[["numerator", "denominator"]].sum()
-        sums = sums.reindex(list(work.plain[BASELINE].index), fill_value=0.0)
-
-        def mean(s: Columns) -> dict[str, np.ndarray]:
-            return {"alpha": np.clip(s["numerator"] / s["denominator"], 0, 1)}  # rounding may pass 1
-
-        of_text = bootstrap(sums, mean, replicates, seed, ranges={"alpha": SHARE})["alpha"].as_metrics("alpha.text")
     summaries = {}
     for gamma, arm in work.arms.items():
         check_rounds(arm)
         distinct, by_prompt = distinct_generations(arm), prompt_sums(arm)
-        account = work.sums(gamma, replicates, seed).account()
-        tests = iid_tests(distinct, permutations, seed)
+        account = work.sums(gamma, replicates).account()
+        tests = iid_tests(distinct, permutations)
         method = str(arm["method"].iloc[0])
+        ours = (generations["method"] == method) & (generations["gamma"] == gamma)
+        written = generations[ours | (generations["method"] == BASELINE)]
         texts = pd.MultiIndex.from_frame(Arms.of(arm).texts[WORK])
-        done = generations[pd.MultiIndex.from_frame(generations[WORK]).isin(texts)]
-        prefills = {
-            name: lines.groupby("prompt")["prefill_s"].sum()
-            for name, lines in (("", _of(done, method, gamma)), ("baseline_", done[done["method"] == BASELINE]))
-        }
+        done = written[pd.MultiIndex.from_frame(written[WORK]).isin(texts)]
+        prefills = done.pivot_table("prefill_s", "prompt", "method", aggfunc="sum").reindex(columns=[method, BASELINE])
         table = by_prompt.join(prompt_sums(distinct)[["accepted", "tested"]].add_prefix("distinct_"))
         for name, of_method in work.plain.items():
             if len(of_method):
                 table = table.join(of_method[["tokens", "round_s"]].add_prefix(f"{name}_"))
-        table = table.join(pd.DataFrame(prefills).add_suffix("prefill_s")).fillna(0.0)
+        table = table.join(prefills.set_axis(["prefill_s", "baseline_prefill_s"], axis=1)).fillna(0.0)
         # Prompts whose output fell into repetition, with the baseline or in this arm.
-        loops = pd.concat([_of(generations, method, gamma), generations[generations["method"] == BASELINE]])
-        flagged = table.index.isin(set(loops.loc[loops["flagged"].astype(bool), "prompt"]))
-        headline = _headline(table, gamma, replicates, seed)
+        flagged = table.index.isin(written.loc[written["flagged"].astype(bool), "prompt"])
+        headline = _headline(table, gamma, replicates)
         unflagged: dict[str, float] = {}
         if not flagged.all():
-            others = _headline(table[~flagged], gamma, replicates, seed) if flagged.any() else headline
+            others = _headline(table[~flagged], gamma, replicates) if flagged.any() else headline
             for name in ("speedup", "tokens_per_round"):
                 unflagged |= Interval.from_metrics(others, name).as_metrics(f"{name}.unflagged")
         by_categories: dict[str, float] = {}
         for name, members in category_members(prompt_categories(arm).reindex(table.index)).items():
-            of_category = _headline(table[members], gamma, replicates, seed)
+            of_category = _headline(table[members], gamma, replicates)
             wanted = [metric + end for metric in BY_CATEGORY for end in ENDS]
             by_categories |= {f"category/{name}/{key}": of_category[key] for key in wanted if key in of_category}
         metrics = {
@@ -162,7 +150,7 @@ def summarise(
             **{f"account/{name}": value for name, value in account.factors.items()},
             **{f"iid/{name}_p": test.p_value for name, test in tests.items()},
             "account/alpha": work.alpha,
-            **of_text,
+            **(account.intervals["alpha"].as_metrics("alpha.text") if work.alpha_of_text else {}),
         }
         if "machine" in account.intervals:
             metrics["account/machine"] = account.value("machine")
@@ -190,10 +178,6 @@ def by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
             values = {f"{suffix[1:]}{end}": metrics[key + end] for end in ENDS if key + end in metrics}
             categories.setdefault(key.removeprefix("category/").removesuffix(suffix), {}).update(values)
     return categories
-
-
-def _of(generations: pd.DataFrame, method: str, gamma: int) -> pd.DataFrame:
-    return generations[(generations["method"] == method) & (generations["gamma"] == gamma)]
 
 
 def headline_values(sums: Columns) -> dict[str, np.ndarray]:
@@ -227,10 +211,10 @@ def headline_values(sums: Columns) -> dict[str, np.ndarray]:
     return values
 
 
-def _headline(table: pd.DataFrame, gamma: int, replicates: int, seed: int) -> dict[str, float]:
+def _headline(table: pd.DataFrame, gamma: int, replicates: int) -> dict[str, float]:
     metrics: dict[str, float] = {}
     ranges = dict.fromkeys(SHARES, SHARE) | dict.fromkeys(PER_ROUND, per_round(gamma))
-    for name, interval in bootstrap(table, headline_values, replicates, seed, ranges=ranges).items():
+    for name, interval in bootstrap(table, headline_values, replicates, ranges=ranges).items():
         metrics |= interval.as_metrics(name) if name in WITH_INTERVAL else {name: interval.estimate}
     with np.errstate(divide="ignore", invalid="ignore"):  # a prompt without a proposal has no alpha
         per_prompt = headline_values({name: table[name].to_numpy() for name in table})["speedup"]
@@ -260,7 +244,6 @@ def model_curves(
     replay: pd.DataFrame,
     facts: RunFacts,
     replicates: int,
-    seed: int,
 ) -> Curves:
     """Return the curves by name: `curve/<model>` in tokens per round, `curve/speedup/<model>`, and the 95% interval of
     each as `.ci_low` and `.ci_high`, where the data give one. A model that the data cannot determine has none.
@@ -286,10 +269,8 @@ def model_curves(
                 modelled["position"] = Interval(line.predicted, *bounds, held_out.level, held_out.prompts)
         along = replay[(replay["kind"] == "baseline") & (replay["gamma"] == gamma)]
         if len(along) and not facts.simulated:  # recorded text is measured by its replay: no second opinion
-            sums, ranges = along.groupby("prompt")[["tokens", "rounds"]].sum(), {"replay": per_round(gamma)}
-            modelled |= bootstrap(
-                sums, lambda s: {"replay": s["tokens"] / s["rounds"]}, replicates, seed, ranges=ranges
-            )
+            sums = along.groupby("prompt")[["tokens", "rounds"]].sum()
+            modelled["replay"] = interval_of(sums, lambda s: s["tokens"] / s["rounds"], per_round(gamma), replicates)
         step = 1 + gamma * arm.metrics["cost/c"]
         for name, interval in modelled.items():
             tokens[name] = interval

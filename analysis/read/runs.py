@@ -304,14 +304,14 @@ class Run:
         return pd.DataFrame(rows)
 
     @property
-    def resampling(self) -> tuple[int, int]:
-        """Replicates and seed of the run's prompt bootstrap. UsageError if it recorded none. All runs have one seed, so
-        that an estimate has one interval on every page.
+    def replicates(self) -> int:
+        """Replicates of the run's prompt bootstrap. UsageError if it recorded none. All runs have one seed, so that an
+        estimate has one interval on every page.
         """
         key = "measurement.bootstrap"
         if not self.params.get(key, "").isdigit():
             raise UsageError(f"{self.source} does not record {key}, which its intervals need: run it again.")
-        return int(self.params[key]), 0
+        return int(self.params[key])
 
     @property
     def primary_gamma(self) -> int | None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from ..intervals import ANY, SHARE, Columns, Interval, Range, with_replicates
-from .committed import BENCHMARK, RESULTS, Measured, interval_of, load_figures, paired, rate, rate_difference
+from ..intervals import ANY, SHARE, Columns, Interval, Range, interval_of, with_replicates
+from .committed import BENCHMARK, RESULTS, Measured, load_figures, paired, rate, rate_difference
 
 RESULT = RESULTS / "paper_claims.json"
 COMMAND = BENCHMARK.format("test_paper_claims")

@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import pandas as pd
 
 from specdec.errors import UsageError
 
-from ..intervals import ANY, POSITIVE, Columns, Interval, Range, bootstrap
+from ..intervals import ANY, Interval, Range, interval_of
 
 RESULTS = Path(__file__).parents[1] / "results"
 BENCHMARK = "python -m pytest -n 0 -m benchmark tests/benchmarks/{}.py"  # the command that makes a file of results
@@ -31,11 +30,6 @@ def load_figures(path: Path | str, command: str, name: str, kind: str, read: Cal
         raise UsageError(f"The {name} {path} do not exist: `{command}` makes them.") from None
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(f"{path} holds no {kind}: `{command}` makes them.") from None
-
-
-def interval_of(table: pd.DataFrame, value: Callable[[Columns], np.ndarray], within: Range = POSITIVE) -> Interval:
-    """Return a value of the column sums with its prompt-bootstrap interval, which lies in the value's range."""
-    return bootstrap(table, lambda sums: {"": value(sums)}, ranges={"": within})[""]
 
 
 def rate(table: pd.DataFrame) -> Interval:

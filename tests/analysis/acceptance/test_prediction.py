@@ -34,7 +34,7 @@ def test_a_markov_text_takes_the_rounds_of_all_its_possible_agreements(a01, a11)
 
     for gamma in (1, 2, 4):
         law = laws.markov_law(np.array([a01]), np.array([a11]), gamma)
-        expected = laws.first_rounds(law, np.ones((1, gamma + 1)), gamma, size)[0, size]
+        expected = laws.rounds_by_law(law, np.ones((1, gamma + 1)), gamma, np.array([size]))[0, 0]
         summed = 0.0
         for bits in product((0, 1), repeat=size + 1):
             chances = [a11 if before else a01 for before in (1, *bits)]
@@ -98,9 +98,8 @@ def test_the_first_round_of_a_text_follows_no_rejection(make_rounds):
 
 @pytest.mark.parametrize(("a01", "a11"), [(0.5, 0.9), (0.9, 0.7)])
 def test_recursion_with_memory_reaches_the_long_run_value(a01, a11):
-
-    exact = laws.first_rounds(laws.markov_law(np.array([a01]), np.array([a11]), 5), np.ones((1, 6)), 5, 2000)
-    rounds = laws.continued(exact, np.array([1000, 2000]))  # beyond EXACT: by their slope
+    law = laws.markov_law(np.array([a01]), np.array([a11]), 5)
+    rounds = laws.rounds_by_law(law, np.ones((1, 6)), 5, np.array([1000, 2000]))  # beyond EXACT: by their slope
     assert 1000 / (rounds[0, 1] - rounds[0, 0]) == pytest.approx(markov_tokens_per_round(a01, a11, 5), abs=5e-6)
 
 

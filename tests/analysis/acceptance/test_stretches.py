@@ -12,6 +12,7 @@ from oracles.rounds import expected_rounds, markov_tokens_per_round
 
 from specdec.analysis.acceptance import prediction as P
 from specdec.analysis.acceptance import stretches as S
+from specdec.analysis.acceptance.laws import rounds_of_texts
 from specdec.analysis.acceptance.prediction_section import one_sentence
 from specdec.analysis.arms import Arms
 
@@ -133,7 +134,8 @@ def chain(start, change, accept, depth):
 
 
 def test_one_kind_is_the_capped_geometric_model():
-    rounds = chain([1.0], [[1.0]], [0.8], 7).first_rounds(5, 128)
+    model = chain([1.0], [[1.0]], [0.8], 7)
+    rounds = rounds_of_texts(model.moves(5), model.start, np.arange(129))
     np.testing.assert_allclose(rounds[0], expected_rounds(0.8, 5, 128))
 
 
@@ -141,7 +143,7 @@ def test_one_kind_is_the_capped_geometric_model():
 def test_kinds_that_accept_always_or_never_are_the_markov_chain(gamma):
     a01, a11 = 0.5, 0.9
     model = chain([0.5, 0.5], [[1 - a01, a01], [1 - a11, a11]], [0.0, 1.0], 6)
-    rounds = model.first_rounds(gamma, 1000)[0]
+    rounds = rounds_of_texts(model.moves(gamma), model.start, np.arange(1001))[0]
     assert 256 / (rounds[512] - rounds[256]) == pytest.approx(markov_tokens_per_round(a01, a11, gamma), abs=2e-5)
     law = S.stationary(model.moves(gamma).sum(axis=1))
     tokens = np.einsum("bi,bkij,k->", law, model.moves(gamma), np.arange(1, gamma + 2))

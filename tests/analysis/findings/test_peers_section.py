@@ -26,12 +26,12 @@ def test_ratios_are_over_the_arm_that_does_the_same():
         {**row, "prompt": prompt, "seconds": 3.0 if prompt in "abc" else 1.0, "generated_token_ids": [False] * 10}
         for prompt in "abcdef"
     ]
-    metrics = peer_metrics(rows, lambda: generations, True, 500, 0)
+    metrics = peer_metrics(rows, lambda: generations, True, 500)
     assert metrics["peer/prompt_lookup.ratio"] == pytest.approx(2.0)
     assert metrics["peer/prompt_lookup.ratio.ci_low"] <= 2.0 <= metrics["peer/prompt_lookup.ratio.ci_high"]
     assert metrics["peer/prompt_lookup.identical"] == 0.5
-    assert "peer/prompt_lookup.identical" not in peer_metrics(rows, lambda: generations, False, 500, 0)
-    assert peer_metrics([], lambda: generations, True, 500, 0) == {}
+    assert "peer/prompt_lookup.identical" not in peer_metrics(rows, lambda: generations, False, 500)
+    assert peer_metrics([], lambda: generations, True, 500) == {}
 
 
 PEER = {

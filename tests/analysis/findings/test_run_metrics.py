@@ -52,15 +52,15 @@ def plainly(seconds: list[float], make_rounds) -> Arms:
 
 
 def test_a_control_has_the_baselines_time_over_its_own(make_rounds):
-    found = null_metrics(plainly([8.0, 7.9, 8.2, 8.1, 7.6, 8.3], make_rounds), 2000, 0)
+    found = null_metrics(plainly([8.0, 7.9, 8.2, 8.1, 7.6, 8.3], make_rounds), 2000)
     assert found["null/speedup"] == pytest.approx(48 / 48.1)
     assert found["null/speedup.ci_low"] < 1 < found["null/speedup.ci_high"]
     ends = found["null/speedup.ci_high"] - 1, 1 / found["null/speedup.ci_low"] - 1
     assert found["null/floor"] == pytest.approx(max(ends)) and 0.01 < found["null/floor"] < 0.06
     arms = plainly([8.0, 7.9, 8.2, 8.1], make_rounds)
-    assert "null/floor" not in null_metrics(arms, 200, 0)  # too few prompts
+    assert "null/floor" not in null_metrics(arms, 200)  # too few prompts
     assert list(arms.by_gamma()) == [4] == list(arms.of_one_drafter(4))  # a control is no arm of the drafter
-    assert null_metrics(arms.of_methods(["baseline", "ngram"]), 100, 0) == {}
+    assert null_metrics(arms.of_methods(["baseline", "ngram"]), 100) == {}
 
 
 def tables(prompts=6, known=True, correct=None, likelihood=-3.0):
@@ -87,7 +87,7 @@ def tables(prompts=6, known=True, correct=None, likelihood=-3.0):
 
 
 def metrics(*args, **kwargs):
-    return quality_metrics(*tables(*args, **kwargs), gamma=2, replicates=400, seed=1)
+    return quality_metrics(*tables(*args, **kwargs), gamma=2, replicates=400)
 
 
 def test_every_figure_is_a_ratio_of_sums():
@@ -119,19 +119,19 @@ def test_what_is_not_known_of_every_round_is_absent():
     assert found["quality/baseline_tv"] == pytest.approx(0.25) and "quality/log_likelihood" in found
     rounds, outputs = tables()
     outputs.loc[0, "log_likelihood"] = -np.inf  # a text without a chance has no mean
-    found = quality_metrics(rounds, outputs, 2, 100, 0)
+    found = quality_metrics(rounds, outputs, 2, 100)
     assert not [name for name in found if "likelihood" in name] and "quality/tv" in found
     rounds.at[0, "departure"] = [0.2]  # of three committed tokens
-    assert "quality/tv" not in quality_metrics(rounds, outputs, 2, 100, 0)
+    assert "quality/tv" not in quality_metrics(rounds, outputs, 2, 100)
 
 
 def test_only_work_that_all_methods_did_counts():
     rounds, outputs = tables()
     rounds = rounds.query("prompt != 'p5' or method != 'typical'")
-    found = quality_metrics(rounds, outputs.query("prompt != 'p5' or gamma != 2"), 2, 9, 0)
+    found = quality_metrics(rounds, outputs.query("prompt != 'p5' or gamma != 2"), 2, 9)
     assert found["quality/tv"] == pytest.approx(0.1 * 2.0) == found["quality/baseline_tv"]
     with pytest.raises(ValueError, match="no prompt in common"):
-        quality_metrics(rounds.query("(prompt == 'p0') == (method == 'typical')"), outputs, 2, 9, 0)
+        quality_metrics(rounds.query("(prompt == 'p0') == (method == 'typical')"), outputs, 2, 9)
 
 
 def texts() -> pd.DataFrame:
@@ -149,16 +149,16 @@ def texts() -> pd.DataFrame:
 
 
 def test_times_of_a_token_are_compared_not_times_of_a_text():
-    found = sampled_metrics(texts(), 2000, 0)
+    found = sampled_metrics(texts(), 2000)
     assert (found["sampled/temperature"], found["sampled/prompts"], found["sampled/repetition.share"]) == (0.5, 6, 0.5)
     assert found["sampled/speedup"] == pytest.approx((40 / 40) / (30 / 50))
     assert found["sampled/speedup.end_to_end"] == pytest.approx((42 / 40) / (33 / 50))
     assert found["sampled/tokens_per_round"] == pytest.approx(50 / 20)
     assert found["sampled/alpha.mle"] == pytest.approx(31 / 47)
     assert found["sampled/speedup.ci_low"] < 1.5 and found["sampled/speedup.ci_high"] > 1.9
-    on_a_busy_machine = sampled_metrics(texts(), 2000, 0, timed=False)
+    on_a_busy_machine = sampled_metrics(texts(), 2000, timed=False)
     bounds = {f"sampled/{name}.ci_{end}" for name in ("speedup", "speedup.end_to_end") for end in ("low", "high")}
     assert on_a_busy_machine == {name: value for name, value in found.items() if name not in bounds}
-    found = sampled_metrics(texts().iloc[:3], 100, 0)
+    found = sampled_metrics(texts().iloc[:3], 100)
     assert found["sampled/speedup"] == pytest.approx(2) and "sampled/speedup.ci_low" not in found
-    assert sampled_metrics(pd.DataFrame(), 100, 0) == {}
+    assert sampled_metrics(pd.DataFrame(), 100) == {}

@@ -212,7 +212,7 @@ def test_the_position_model_has_not_seen_what_it_predicts(two_prompts, curves_ru
     one's; fitted to both, as the measurement is made of both, it would nearly repeat the measured 90 / 70.
     """
     summary, rounds = curves_run(two_prompts)
-    curves = model_curves(summary, held_out(Arms.of(rounds), None, None, 200), EMPTY, FACTS, 200, 0)
+    curves = model_curves(summary, held_out(Arms.of(rounds), None, None, 200), EMPTY, FACTS, 200)
     assert curves["curve/measured"] == pytest.approx({2: 90 / 70, 1: 90 / 75})
     assert curves["curve/position"] == pytest.approx({2: 90 / (30 + 20), 1: 90 / (30 + 30)})
     step = 1 + summary.arms[2].metrics["cost/g"]
@@ -228,12 +228,12 @@ def test_replay_is_of_the_baselines_texts_and_the_accounts_of_the_drafters_own(t
     ]
     replay = pd.DataFrame(lines, columns=list(EMPTY))
     prediction = held_out(Arms.of(rounds), None, replay[replay["kind"] == "baseline"], 200)
-    curves = model_curves(summary, prediction, replay, FACTS, 400, 0)
+    curves = model_curves(summary, prediction, replay, FACTS, 400)
     assert curves["curve/replay"] == pytest.approx({2: 90 / 60})
     assert "curve/replay.ci_low" not in curves  # two prompts have no interval
     assert curves["curve/speedup/predicted"] == {2: 1.7}
     simulated = SimpleNamespace(simulated=True, predicted={})
-    assert "curve/replay" not in model_curves(summary, prediction, replay, simulated, 200, 0)
+    assert "curve/replay" not in model_curves(summary, prediction, replay, simulated, 200)
 
 
 def test_every_curve_has_its_interval_and_its_headline_metric(simulate, curves_run):
@@ -241,7 +241,7 @@ def test_every_curve_has_its_interval_and_its_headline_metric(simulate, curves_r
     arms = {gamma: simulate(generator.beta(6, 2, size=8), 12, gamma, generator) for gamma in (2, 1, 4)}
     summary, rounds = curves_run(arms)
     prediction = held_out(Arms.of(rounds), None, None, 200)
-    curves = model_curves(summary, prediction, EMPTY, FACTS, 200, 0)
+    curves = model_curves(summary, prediction, EMPTY, FACTS, 200)
     for name in ("measured", "capped_geometric", "position", "speedup/measured", "speedup/position"):
         low, value, high = (curves[f"curve/{name}{end}"] for end in (".ci_low", "", ".ci_high"))
         assert set(value) == {1, 2, 4} == set(low) == set(high)
