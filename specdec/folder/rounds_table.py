@@ -55,12 +55,6 @@ def round_table(key: GenerationKey, generation: Generation, clock: Clock) -> pa.
     """
     rounds = generation.rounds
     columns: dict[str, Any]
-
-    def seconds(begin: str, end: str) -> list[float | None]:
-        """Return each round's share of the seconds between two marks; None where there is no second one."""
-        marks = [(getattr(each.marks, begin), getattr(each.marks, end), each.batch) for each in rounds]
-        return [None if after is None else clock.seconds(before, after) / batch for before, after, batch in marks]
-
     if isinstance(rounds, WalkedRounds):
         columns = rounds.columns()
     else:  # sequences that were decoded together share the seconds of a step evenly: rounds add up to the total
@@ -68,6 +62,7 @@ def round_table(key: GenerationKey, generation: Generation, clock: Clock) -> pa.
         departures = [item.departure for item in rounds]
         # The source of a round is that of its last accepted node, or of the first offered one where none was accepted.
         sources = [item.source[(0, *item.acceptance.path)[-1]] if item.source else Source("", 0) for item in rounds]
+        lists = pa.list_(pa.float64())
         waited = [clock.watch.waited(*item.marks.watched) for item in rounds]
         columns = {
             "context": [item.context for item in rounds],
@@ -80,27 +75,29 @@ def round_table(key: GenerationKey, generation: Generation, clock: Clock) -> pa.
             "tokens_left": np.cumsum(committed[::-1], dtype=np.int64)[::-1],
             "source": [each.strategy for each in sources],
             "rank": [each.rank for each in sources],
-            "beta": [item.beta for item in rounds],
-            "tv": [item.tv for item in rounds],
-            "departure": [() if each is None else each.tv for each in departures],
+            "beta": pa.array([item.beta for item in rounds], type=lists),
+            "tv": pa.array([item.tv for item in rounds], type=lists),
+            "departure": pa.array([() if each is None else each.tv for each in departures], type=lists),
             "otherwise": [nan if each is None or each.otherwise is None else each.otherwise for each in departures],
-            "draft_s": seconds("start", "drafted"),
-            "verify_s": seconds("drafted", "verified"),
-            "accept_s": seconds("verified", "accepted"),
-            "commit_s": seconds("accepted", "committed"),
-            "round_s": seconds("start", "committed"),
+            "draft_s": [clock.seconds(each.marks.start, each.marks.drafted) / each.batch for each in rounds],
+            "verify_s": [clock.seconds(each.marks.drafted, each.marks.verified) / each.batch for each in rounds],
+            "accept_s": [clock.seconds(each.marks.verified, each.marks.accepted) / each.batch for each in rounds],
+            "commit_s": [clock.seconds(each.marks.accepted, each.marks.committed) / each.batch for each in rounds],
+            "round_s": [clock.seconds(each.marks.start, each.marks.committed) / each.batch for each in rounds],
             "waited_s": [lost / each.batch for lost, each in zip(waited, rounds, strict=True)],
-            "restore_s": seconds("accepted", "restored"),
+            "restore_s": [
+                None
+                if each.marks.restored is None
+                else clock.seconds(each.marks.accepted, each.marks.restored) / each.batch
+                for each in rounds
+            ],
             "batch": [each.batch for each in rounds],
             "disturbed": disturbed_rounds(rounds, clock),
         }
     columns |= {name: pa.repeat(value, len(rounds)) for name, value in vars(key).items()}
     columns["round"] = np.arange(len(rounds))
-    arrays = [
-        values.cast(field.type) if isinstance(values := columns[field.name], pa.Array) else pa.array(values, field.type)
-        for field in SCHEMA
-    ]
-    return pa.table(arrays, schema=SCHEMA)
+    arrays = {name: values if isinstance(values, pa.Array) else pa.array(values) for name, values in columns.items()}
+    return pa.table({field.name: arrays[field.name].cast(field.type) for field in SCHEMA}, schema=SCHEMA)
 
 
 def disturbed_rounds(rounds: Sequence[Round], clock: Clock) -> list[bool]:
