@@ -123,7 +123,7 @@ class Drafter(ABC):
 
     @property
     def passes(self) -> Mapping[str, Mapping[str, Any]]:
-        """Records of the passes that serve its model's calls on each number of tokens; empty without a model."""
+        """Records of the compiled passes that serve its model's calls, by the calls; empty without any."""
         return {}
 
     @property

@@ -3,12 +3,13 @@ those over the target's own states: the rows of a text.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from specdec.compiled.draft_loop import Choice, joined
 from specdec.compiled.passes import compiled_product
@@ -63,6 +64,7 @@ class NetworkDrafter(Drafter):
         self.sampling = replace(target.sampling, temperature=0.0) if self._greedy else target.sampling
         self._siblings: Siblings = siblings
         self._device, self._compilation, self._packages = target.device, target.compilation, target.packages
+        self._passes: Mapping[str, Mapping[str, Any]] = {}
 
     def prepare_product(self, network: Any, output: Tensor) -> None:
         """Have a network multiply by output layers like this one [V, D] with a compiled kernel, where calls of the
@@ -70,6 +72,12 @@ class NetworkDrafter(Drafter):
         """
         if self._compilation == "inductor" and self._device.type == "cpu":
             network.product = compiled_product(output, self._packages)
+            if network.product is not linear:
+                self._passes = {"products with the output layer": {"pass": self._compilation}}
+
+    @property
+    def passes(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._passes
 
     def _begin(self, generator: torch.Generator | None) -> None:
         """Forget the text; the next one draws with this generator."""
