@@ -12,7 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -227,8 +226,8 @@ def open_gguf(name: str) -> Iterator[GgufFile]:
         del reader.fields[key]
     names = lru_cache(gguf.get_tensor_name_map)
     with (
-        patch.multiple(gguf, GGUFReader=lambda path: reader, get_tensor_name_map=names),
-        patch.multiple(reading, tqdm=lambda tensors, **_: tensors),
+        _with(gguf, GGUFReader=lambda path: reader, get_tensor_name_map=names),
+        _with(reading, tqdm=lambda tensors, **_: tensors),
     ):
         yield GgufFile(name, metadata, reader)
 
@@ -327,3 +326,14 @@ def _damage(name: str) -> Iterator[None]:
     except Exception as error:  # numpy, struct, tokenizers and the readers raise some ten unrelated types here
         said = " ".join(str(error).split())[:200]
         raise ModelLoadError(f"GGUF file {name} is damaged, cut short or not one ({said}): fetch it again.") from None
+
+
+@contextmanager
+def _with(module: ModuleType, **values: Any) -> Iterator[None]:
+    """Give names of a module other values within the block."""
+    before = {name: getattr(module, name) for name in values}
+    vars(module).update(values)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
