@@ -4,9 +4,13 @@ import io
 import threading
 
 import pytest
+from fixtures.small_parts import composed
 from rich.console import Console
 
 from specdec import progress
+from specdec.models.load import model_path
+from specdec.plan.plan import plan
+from specdec.session.parts import loading
 
 
 @pytest.fixture
@@ -175,3 +179,13 @@ def test_a_stage_leaves_the_terminal_to_the_bars_of_others(screen):
     text = screen(True)
     with progress.stage("Load", "org/model", bar=False):
         assert text.getvalue() == "Load: org/model ...\n"
+
+
+@pytest.mark.parametrize(("target", "said"), [("pocket", "pocket"), ("smollm2", "smollm2")])
+def test_models_are_named_as_they_are_loaded(screen, monkeypatch, target, said):
+    """Beside another target, `drafter.model=pocket` means the heads that come along for that one."""
+    pocket = model_path("pocket")
+    monkeypatch.setattr("specdec.models.load.installed_smollm2", lambda: pocket)  # whose package need not be installed
+    text = screen(False)
+    with loading(plan(composed("+drafter=grounded", f"target.model={target}"))):
+        assert text.getvalue() == f"Load: {said} ...\n"

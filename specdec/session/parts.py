@@ -143,8 +143,10 @@ class Parts:
 
 def loading(plan: Plan) -> AbstractContextManager[Stage]:
     """Return the stage in which the models of a plan are read, and what its drafters need is made."""
-    models = [plan.target_values.get("model"), plan.chosen.values.drafter.get("model"), plan.measurement.original]
-    names = dict.fromkeys(str(model) for model in models if model)
+    target, drafter = plan.target_values.get("model"), plan.chosen.values.drafter.get("model")
+    if drafter == "pocket" and target not in (None, "pocket"):
+        drafter = None  # heads that come along for that target
+    names = dict.fromkeys(str(model) for model in (target, drafter, plan.measurement.original) if model)
     folders = [Path(model_path(name)) for name in names]
     weights = sum(file.stat().st_size for folder in folders for file in folder.glob("*.safetensors"))
     expected = weights / _BYTES_A_SECOND + sum(
