@@ -53,7 +53,7 @@ def model_sections(run: Run, replicates: int | None = None, refits: int | None =
     if gamma is None or gamma not in shared:
         gamma = max(shared)
     no_replay = "the run has no replay of its own texts"
-    # What was recorded is replayed to measure: a replay of it says nothing more.
+    # A recorded text is replayed to measure, so that a replay of its rounds says nothing more.
     if imported:
         replay, lacking_replay, no_replay = None, "", "the source has no replay besides itself"
     elif run.simulated:
