@@ -3,6 +3,7 @@
 Knows Hydra; knows nothing of decoding. Imports stay light, so `--help` and a bad name answer at once.
 """
 
+import gc
 import hashlib
 import logging
 import os
@@ -87,6 +88,9 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
     import hydra
     from omegaconf import DictConfig, OmegaConf
 
+    # What torch and transformers import makes a million objects that stay: to look through them for cycles as often as
+    # Python does would take an eighth of the start.
+    gc.set_threshold(50_000)
     begun = False
     for name in STORE_NAMES:
         if not os.environ.get(name, "").strip():  # an empty variable counts as none, as it does for MLflow

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from specdec.compiled.call_sequence import SOURCE, CallSequence, ProgramCall, write_sequence
+from specdec.compiled.compiler_calls import two_at_a_time
 from specdec.compiled.layers import Call, cut, made_of, product, with_tensors
 from specdec.compiled.packages import PackageFolder, machine_identity
 from specdec.compiled.weight_layout import lay_out
@@ -30,7 +31,8 @@ logger = logging.getLogger(__name__)
 _FORMAT = 10  # changes whenever the kernels do
 # Operations between products stay on one thread: on few tokens there is too little of them to share.
 _SETTINGS: dict[str, Any] = {"cpp.min_chunk_size": 1 << 20}
-_COMPILED_S = 13.0  # seconds that a program takes on two quiet cores of an AMD EPYC
+# Seconds on two cores of a Xeon that are not quite quiet: what torch's headers and its import take, and a program.
+_ONCE_S, _PROGRAM_S = 12.0, 9.0
 
 
 class CompilesLong(Exception):
@@ -73,7 +75,7 @@ def making_s(decoder: Decoder, packages: PackageFolder) -> float:
     """Return the seconds that compiling a pass takes, as reckoned: none where one of its shape was made before."""
     if packages.recall(_shape(decoder)):
         return 0.0
-    return _COMPILED_S * (2 + len(decoder.windows))  # a head, a layer of each kind, a tail
+    return _ONCE_S + _PROGRAM_S * (2 + len(decoder.windows))  # a head, a layer of each kind, a tail
 
 
 def _shape(decoder: Decoder) -> dict[str, Any]:
@@ -143,7 +145,9 @@ def _packages(programs: Mapping[int, Call], kind: str, packages: PackageFolder) 
 
     wanted = {key: (f"{kind}-{call.name}", _depends(call)) for key, call in programs.items()}
     new = [key for key, package in wanted.items() if packages.lacks(*package)]
-    expected = _COMPILED_S * len(new)
+    expected = _PROGRAM_S * len(new)
+    if new and kind != "output":  # which is compiled behind a pass
+        expected += _ONCE_S
     if expected > packages.seconds:
         raise CompilesLong(
             f"compiling takes about {expected:.0f} s, once, so calls are traced instead; target.compile=true compiles."
@@ -178,11 +182,22 @@ def _depends(call: Call) -> dict[str, Any]:
 def compiled(program: GraphModule, **options: Any) -> str:
     """Compile an exported program, by further settings `options` of inductor, into a library whose path is returned."""
     # On demand, because inductor takes seconds to import: from then on it compiles both operations as kernels of ours.
+    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+    from torch._inductor.exc import CppCompileError
+
     from specdec.compiled import attention_kernel, products_kernel  # noqa: F401
 
-    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+    def with_settings(**settings: Any) -> str:
+        return str(torch._inductor.aot_compile(program, _given(program), options=_SETTINGS | options | settings))
+
+    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), two_at_a_time():
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch of its own
-        return str(torch._inductor.aot_compile(program, _given(program), options=_SETTINGS | options))
+        try:
+            # To ask the compiler first which of the processor's instructions it knows takes up to 15 s.
+            return with_settings(**{"cpp.vec_isa_ok": True})
+        except CppCompileError:
+            valid_vec_isa_list.cache_clear()
+            return with_settings()
 
 
 def _given(program: GraphModule) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ import torch
 
 from specdec.errors import ModelLoadError
 from specdec.models.model_files import check_gguf
+from specdec.replaced import replaced
 
 _FLOATS = {0: torch.float32, 1: torch.float16, 32: torch.bfloat16}  # values of `general.file_type` without blocks
 _LONG = 4096  # elements: of an array of the vocabulary, not of the layers or experts
@@ -226,8 +227,8 @@ def open_gguf(name: str) -> Iterator[GgufFile]:
         del reader.fields[key]
     names = lru_cache(gguf.get_tensor_name_map)
     with (
-        _with(gguf, GGUFReader=lambda path: reader, get_tensor_name_map=names),
-        _with(reading, tqdm=lambda tensors, **_: tensors),
+        replaced(gguf, GGUFReader=lambda path: reader, get_tensor_name_map=names),
+        replaced(reading, tqdm=lambda tensors, **_: tensors),
     ):
         yield GgufFile(name, metadata, reader)
 
@@ -326,14 +327,3 @@ def _damage(name: str) -> Iterator[None]:
     except Exception as error:  # numpy, struct, tokenizers and the readers raise some ten unrelated types here
         said = " ".join(str(error).split())[:200]
         raise ModelLoadError(f"GGUF file {name} is damaged, cut short or not one ({said}): fetch it again.") from None
-
-
-@contextmanager
-def _with(module: ModuleType, **values: Any) -> Iterator[None]:
-    """Give names of a module other values within the block."""
-    before = {name: getattr(module, name) for name in values}
-    vars(module).update(values)
-    try:
-        yield
-    finally:
-        vars(module).update(before)
