@@ -1,5 +1,6 @@
 """Seconds from the start of a process to the first token of SmolLM2, compiled: with no program in the folder and none of
-torch's headers, and with all of them. Beside it the programs' size, and the peak of resident memory over that of the imports and the weights.
+torch's headers, and with all of them. Beside it the programs' size, and the peak of resident memory over that of the
+imports and the weights.
 """
 
 import json
