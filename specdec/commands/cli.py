@@ -34,6 +34,9 @@ C = TypeVar("C", bound=RunConfig)
 # Hydra's own handler would print its trace helper and always exit with 1; we want its exceptions as they are.
 os.environ["HYDRA_FULL_ERROR"] = "1"
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# What torch and transformers import makes a million objects that stay: to look through them for cycles as often as
+# Python does would take an eighth of the start.
+gc.set_threshold(50_000)
 
 SWEEPING = ("-m", "--multirun")
 TELLING_ALL = ("-v", "--verbose")
@@ -88,9 +91,6 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
     import hydra
     from omegaconf import DictConfig, OmegaConf
 
-    # What torch and transformers import makes a million objects that stay: to look through them for cycles as often as
-    # Python does would take an eighth of the start.
-    gc.set_threshold(50_000)
     begun = False
     for name in STORE_NAMES:
         if not os.environ.get(name, "").strip():  # an empty variable counts as none, as it does for MLflow

@@ -1,4 +1,4 @@
-"""Seconds from the start of a process to the first token of SmolLM2, compiled: with no program in the folder and none of
+"""Seconds from the start of a process to the first token of SmolLM2, compiled: without any program and without any of
 torch's headers, and with all of them. Beside it the programs' size, and the peak of resident memory over that of the
 imports and the weights.
 """
