@@ -1,6 +1,6 @@
 """Reads off the target's own text how a drafter would have fared, without decoding again."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ from specdec.sampling import one_hot, probabilities
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.text.streams import Stream
-from specdec.theory.dependence import replay_rounds, replay_rounds_by_start
+from specdec.theory.dependence import replay_rounds
 from specdec.verifiers.base import Verifier
 
 
@@ -223,21 +223,18 @@ def rounds_along(
 
 
 def expected_walk(starts: Starts, max_new_tokens: int) -> Walk:
-    """Return the expected rounds of chains, `replay_rounds_by_start(starts.m)` in all; one offers `reach` tokens, fewer
-    before the limit.
+    """Return the expected rounds of chains along one given text (theory.md 4.2, with m_{t,j} in place of m_{t+j}); one
+    offers `reach` tokens, fewer before the limit.
     """
     size, gamma = starts.m.shape
-    begins = np.zeros(size + gamma + 2)  # chance that a round begins at each position; beyond the text, unused
-    begins[0] = 1.0
-    offered: defaultdict[int, float] = defaultdict(float)
+    exactly = np.cumprod(np.column_stack([np.ones(size), starts.m]), axis=1)  # chance that the first k are accepted
+    exactly[:, :-1] -= exactly[:, 1:]  # that exactly k are
+    begins = np.append(1.0, np.zeros(size + gamma))  # chance that a round begins at a position; beyond the text, unused
     for position in range(size):
-        passed = np.concatenate(([1.0], np.cumprod(starts.m[position])))  # chance that the first k are accepted
-        passed[:-1] -= passed[1:]  # that exactly k are
-        begins[position + 1 : position + 2 + gamma] += begins[position] * passed
-        if begins[position] > 0:
-            offers = max(0, min(int(starts.reach[position]), max_new_tokens - position - 1))
-            offered[offers] += float(begins[position])
-    return Walk(dict(offered), None)
+        begins[position + 1 : position + gamma + 2] += begins[position] * exactly[position]
+    offers = np.minimum(starts.reach, max_new_tokens - 1 - np.arange(size)).clip(0)
+    rounds = np.bincount(offers, begins[:size])
+    return Walk({tokens: float(rounds[tokens]) for tokens in np.flatnonzero(rounds).tolist()}, None)
 
 
 def expected_rounds(
@@ -265,7 +262,8 @@ def expected_rounds(
         # On any clock: the times are not used here.
         return rounds_along(drafter, target, structure, text, request, CpuClock(), states).rounds
     if replay == "start" and chain:
-        return replay_rounds_by_start(starts_along(drafter, target, structure, text, request, states).m)
+        starts = starts_along(drafter, target, structure, text, request, states)
+        return expected_walk(starts, request.max_new_tokens).rounds
     return None
 
 

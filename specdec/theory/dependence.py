@@ -37,27 +37,3 @@ def replay_rounds(m: ArrayLike, gamma: ArrayLike) -> Values:
         ahead = np.where(capped, value, chance * shifted + (1 - chance) * value)
         value = 1 + ahead[:, :1]
     return value.reshape(gammas.shape)[()]
-
-
-def replay_rounds_by_start(m: ArrayLike) -> float:
-    """Return the expected rounds to write one given text of N tokens, of a drafter whose proposal depends on the text
-    before it and on where its round began: V_t = 1 + sum_k P_t(k) V_{t+k+1}, where a round that begins at t accepts k
-    tokens with chance P_t(k) = prod_{j<k} m_{t,j} (1 - m_{t,k}), and all gamma with chance prod_j m_{t,j}.
-
-    theory.md 4.2 with m_{t+j} replaced by m_{t,j}, and for the same reason: given the text, min(q, p) of a token over p
-    is the chance that it was drafted and accepted, and the rest of p is the chance that it came from the residual.
-
-    Args:
-        m: [N, gamma] min(1, q/p) of token t+j in a chain that began at t; 0 where nothing is offered, and beyond the
-            text.
-    """
-    chances = probability(m, "m")
-    if chances.ndim != 2:
-        raise ValueError(f"m must be a table [N, gamma] of probabilities, got shape {chances.shape}")
-    size, gamma = chances.shape
-    passed = np.cumprod(np.column_stack([np.ones(size), chances]), axis=1)
-    exactly = passed - np.column_stack([passed[:, 1:], np.zeros(size)])
-    value = np.zeros(size + gamma + 1)  # V; beyond the text 0
-    for start in reversed(range(size)):
-        value[start] = 1 + exactly[start] @ value[start + 1 : start + gamma + 2]
-    return float(value[0])

@@ -14,9 +14,8 @@ from specdec.drafters.grounded import Grounded
 from specdec.drafters.medusa import Medusa
 from specdec.drafters.none import NoDrafter
 from specdec.records import Request
-from specdec.replay.expected_rounds import agreement, expected_rounds, rounds_along, starts_along
+from specdec.replay.expected_rounds import agreement, expected_rounds, expected_walk, rounds_along, starts_along
 from specdec.replay.walk import TextStates
-from specdec.theory.dependence import replay_rounds_by_start
 
 PROMPT = (7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19)
 TOKENS = 30
@@ -72,7 +71,7 @@ def test_greedy_rounds_are_those_of_live_decoding(target, text, fitted, make_str
         assert expected_rounds(drafter, target, structure, text, request, states) == len(live.rounds)
         if shape == "chain":  # the other way: chances of all starts at once
             starts = starts_along(drafter, target, structure, text, request, states)
-            assert replay_rounds_by_start(starts.m) == len(live.rounds)
+            assert expected_walk(starts, TOKENS).rounds == len(live.rounds)
             assert set(starts.m.flat) <= {0.0, 1.0}
     assert accepted[0] > 5 and sum(accepted[number] for number in (1, 2, 3)) > 5, "rejections and acceptances"
 

@@ -1,13 +1,11 @@
 """Theory without independence: replay against simulation, against enumeration and against its special cases."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.theory.dependence import replay_rounds, replay_rounds_by_start
+from specdec.theory.dependence import replay_rounds
 
 M = np.array([0.9, 0.5, 1.0, 0.2, 0.8, 0.7])
 
@@ -31,18 +29,3 @@ def test_replay_satisfies_its_recursion(m, gamma):
             value[t] += np.prod(chance[t : t + k]) * (1 - chance[t + k]) * value[t + k + 1]
         value[t] += np.prod(chance[t : t + gamma]) * value[t + gamma + 1]
     assert replay_rounds(m, gamma) == pytest.approx(value[0], rel=1e-9)
-
-
-def test_replay_by_start_against_every_outcome_of_the_coins():
-    """A table m_{t,j} of five tokens and chains of two: the rounds of all outcomes, weighed by their chances."""
-    m = np.random.default_rng(6).uniform(0.1, 0.9, size=(5, 2))
-    m[4, 1] = 0.0  # beyond the text
-    expected = 0.0
-    for outcome in product((0, 1), repeat=m.size):
-        coins = np.reshape(outcome, m.shape)
-        position = rounds = 0
-        while position < len(m):
-            position += 1 + (coins[position, 0] + coins[position, 0] * coins[position, 1])
-            rounds += 1
-        expected += rounds * np.prod(np.where(coins, m, 1 - m))
-    assert replay_rounds_by_start(m) == pytest.approx(expected)
