@@ -12,7 +12,6 @@ from specdec.certification.certificate import (
     Check,
     Declaration,
     Outcome,
-    Verdict,
     attempted,
     concluded,
     not_applicable,
@@ -165,7 +164,6 @@ def near_tie_check(arm: Arm, texts: Texts, max_new_tokens: int, seed: int) -> Ch
 def report(parted: Sequence[Divergence], outputs: int, accepted: int) -> Check:
     """Return the near-tie report: passed when rounding explains every place where an output parts."""
     unexplained = [item for item in parted if not item.explained]
-    verdict: Verdict = "FAILED" if unexplained else "passed"
     places = "; ".join(
         f"prompt {item.prompt}, token {item.position + 1}: margin {item.margin:.2g}, rounding {item.rounding:.2g}"
         for item in (unexplained or parted)[:5]
@@ -177,7 +175,7 @@ def report(parted: Sequence[Divergence], outputs: int, accepted: int) -> Check:
         "plain decoding, differences scored again in float32",
         outputs,
         f"{len(parted)} part, {len(unexplained)} unexplained",
-        verdict,
+        "FAILED" if unexplained else "passed",
         detail=f"{lead}: {places}" if parted else "",
         facts={"accepted_tokens": accepted, "divergences": [asdict(item) for item in parted]},
     )

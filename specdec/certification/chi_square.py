@@ -39,11 +39,12 @@ class Tally:
         self.expected += number * law
         self.covariance += number * (np.diag(law) - np.outer(law, law))
 
-    def add_one(self, law: np.ndarray, cell: int) -> None:
+    def add_one(self, law: np.ndarray, cell: int, impossible: bool = False) -> None:
         """Add one draw from a law [C]."""
         counts = np.zeros(len(law))
         counts[cell] = 1
         self.add(law, counts)
+        self.impossible += impossible
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,6 @@ class Branches:
         self.weight *= chances[options[taken]]
         return options[taken]
 
-    def next_script(self) -> list[int] | None:
-        """Return the script of the next run in depth-first order, or None after the last."""
-        trace = list(self.trace)
-        while trace and trace[-1][0] + 1 == trace[-1][1]:
-            trace.pop()
-        return [taken for taken, _ in trace[:-1]] + [trace[-1][0] + 1] if trace else None
-
 
 class Uniforms:
     """Replacement of the tensor that `torch.rand` returns: each number is known only to lie in an interval.
@@ -146,7 +139,10 @@ class Enumeration:
                 torch.rand, torch.multinomial = drawing
             self.runs += 1
             yield branches.weight, result
-            script = branches.next_script()
+            trace = branches.trace  # the next script in depth-first order goes on from the last choice that has another
+            while trace and trace[-1][0] + 1 == trace[-1][1]:
+                trace.pop()
+            script = [*(taken for taken, _ in trace[:-1]), trace[-1][0] + 1] if trace else None
         after = self.generator.get_state(), torch.get_rng_state()
         if not (torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])):
             raise Unfollowed("random numbers were drawn that the enumeration does not replace: use torch.rand")

@@ -5,20 +5,17 @@ Every round of ordinary texts is one draw, from the state that earlier rounds le
 token is counted by its class, because each place has a law of its own: by its rank under p, and by p over q.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.certification.certificate import Check, Verdict
+from specdec.certification.certificate import Check
 from specdec.certification.chi_square import Tally, Tested, chi_square
-from specdec.clock import CpuClock
-from specdec.progress import stage
-from specdec.records import Acceptance, Draft, Generation, Request
+from specdec.records import Acceptance, Draft, Generation
 from specdec.sampling import one_hot, probabilities
-from specdec.session.arm import Arm
 from specdec.targets.base import Target
 from specdec.verifiers.base import Verifier
 
@@ -83,8 +80,7 @@ class Watched(Verifier):
                 chance = float(q[other])
                 law[rank_class(q, other)[1]] -= chance
                 law[-1] += chance
-            self._drafted.add_one(law.clip(0.0), len(law) - 1 if token in earlier else cell)
-            self._drafted.impossible += int(q[token] == 0)
+            self._drafted.add_one(law.clip(0.0), len(law) - 1 if token in earlier else cell, bool(q[token] == 0))
 
 
 def rank_class(p: Tensor, token: int) -> tuple[np.ndarray, int]:
@@ -137,18 +133,18 @@ class LiveTallies:
         """
         apart, bound = float(np.mean(self.apart)), 1e-3 + 3 * float(np.mean(self.rounding))
         failed = not apart <= bound
-        verdict: Verdict = "FAILED" if failed else "passed"
         return Check(
             "statistical",
             "states after commits",
             "p of every round with a fresh pass over the text",
             len(self.apart),
             f"mean TV {apart:.1e} (at most {bound:.1e})",
-            verdict,
+            "FAILED" if failed else "passed",
             detail="the target's state is not that of its text" if failed else "",
             facts={"mean_tv": apart, "largest_tv": float(np.max(self.apart)), "bound": bound},
         )
 
+    @torch.inference_mode()
     def add(self, target: Target, generation: Generation, seen: Sequence[Seen]) -> None:
         """Count the rounds of a text, and compare their laws with those of a fresh pass over it."""
         tokens, place = generation.tokens, 0  # of the first token of a round in the output
@@ -156,8 +152,7 @@ class LiveTallies:
         for number, row in enumerate(generation.rounds):
             p, q, token = seen[number].rows[0], seen[number].q, tokens[place]
             chances, group = rank_class(p, token)
-            self.by_rank.add_one(chances, group)
-            self.by_rank.impossible += int(p[token] == 0)
+            self.by_rank.add_one(chances, group, bool(p[token] == 0))
             if q is not None:
                 ratio = torch.where(q > 0, p / q.clamp_min(torch.finfo(q.dtype).tiny), torch.inf)
                 classes = torch.bucketize(ratio, _RATIOS.to(ratio))
@@ -172,8 +167,7 @@ class LiveTallies:
                 begin = min(group, _FIRST - 1) * len(chances)
                 padded = np.zeros(_FIRST * len(chances))
                 padded[begin : begin + len(chances)] = chances
-                self.second.add_one(padded, begin + cell)
-                self.second.impossible += int(law[second] == 0)
+                self.second.add_one(padded, begin + cell, bool(law[second] == 0))
                 used.append((place + 1, law))
             place += len(row.committed)
         if self.texts < _FRESH_TEXTS:
@@ -185,16 +179,3 @@ class LiveTallies:
                 self.apart.append(float((p - own[place]).abs().sum() / 2))
                 self.rounding.append(float((own[place] - wide[place]).abs().sum() / 2))
         self.texts += 1
-
-
-def watch_rounds(arm: Arm, requests: Iterator[Request], rounds: int) -> LiveTallies:
-    """Decode texts until they took so many rounds, and return the counts; the arm is at a temperature."""
-    found = LiveTallies()
-    with stage("Draw rounds", total=rounds, shorter="certificate.rounds=N draws fewer") as under_way:
-        while found.rounds < rounds:
-            watched = Watched(arm.verifier, found.drafted)
-            generation = replace(arm, verifier=watched).decode(next(requests), CpuClock())
-            with torch.inference_mode():
-                found.add(arm.target, generation, watched.seen)
-            under_way.advance(len(generation.rounds))
-    return found

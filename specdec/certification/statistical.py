@@ -3,14 +3,14 @@ verdicts at a stated rate of false alarms.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
 from math import isnan
 
 from specdec.certification.certificate import Check, Verdict
 from specdec.certification.chi_square import Tested
-from specdec.certification.live_rounds import watch_rounds
+from specdec.certification.live_rounds import LiveTallies, Watched
 from specdec.certification.redrawn_rounds import redraw
+from specdec.clock import CpuClock
 from specdec.config import CertificateConfig
 from specdec.progress import stage
 from specdec.records import Request
@@ -75,8 +75,14 @@ class DrawnTests:
 
 def draw(arm: Arm, texts: Texts, asked: CertificateConfig, limit: int, seed: int) -> DrawnTests:
     """Draw what the statistical level needs of an arm at a temperature, from texts of at most `limit` tokens."""
-    requests = (drawn_request(arm, texts, limit, seed, number, f"text {number}") for number in count())
-    live = watch_rounds(arm, requests, asked.rounds)
+    live = LiveTallies()
+    with stage("Draw rounds", total=asked.rounds, shorter="certificate.rounds=N draws fewer") as under_way:
+        while live.rounds < asked.rounds:
+            request = drawn_request(arm, texts, limit, seed, live.texts, f"text {live.texts}")
+            watched = Watched(arm.verifier, live.drafted)
+            generation = replace(arm, verifier=watched).decode(request, CpuClock())
+            live.add(arm.target, generation, watched.seen)
+            under_way.advance(len(generation.rounds))
     single: list[Tested] = []
     shorter = "certificate.places=N, redraws=N and redrafts=N draw less"
     with stage("Draw at single places", total=asked.places, shorter=shorter) as under_way:

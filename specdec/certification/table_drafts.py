@@ -21,16 +21,11 @@ def fill(structure: Structure, q: Tensor, root: int, generator: Any, way: How) -
     return grow(structure, laws, way, "table", generator)
 
 
-def fill_by_confidence(structure: Structure, q: Tensor, root: int, generator: Any, way: How) -> Draft:
-    """Fill a tree that follows the confidence of the table, which is made of logits."""
-    return fill(structure, q.log(), root, generator, way)
-
-
 FILL: dict[str, Callable[..., Draft]] = {
     "chain": fill,
     "rows": fill,
     "tree": fill,
-    "dynamic": fill_by_confidence,
+    "dynamic": lambda structure, q, *how: fill(structure, q.log(), *how),  # the drafter's confidence is of logits
 }
 """By the name of a structure, the function that fills it from a table. A structure without one cannot be enumerated."""
 

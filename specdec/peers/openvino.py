@@ -220,7 +220,7 @@ def _written(model: Any, work: Work, folder: Path) -> Path:
             f"{work.longest}: shorten prompts or measurement.max_new_tokens"
         )
     folder.mkdir()
-    free, needed = shutil.disk_usage(folder).free, written_bytes(model)
+    free, needed = shutil.disk_usage(folder).free, 4 * sum(weight.numel() for weight in model.parameters())
     if free < needed:
         raise LeftOut(
             f"{folder.parent} has {free / 2**20:,.0f} MB free, and OpenVINO's model takes {needed / 2**20:,.0f} MB: "
@@ -293,11 +293,6 @@ def write_openvino(model: Any, kinds: Collection[str], folder: Path) -> None:
     apply_make_stateful_transformation(written, dict(zip(past, present, strict=True)))
     _begin_empty(written)
     openvino.save_model(written, folder / MODEL_FILE, compress_to_fp16=False)
-
-
-def written_bytes(model: Any) -> int:
-    """Return the size of the file that `write_openvino` writes, nearly."""
-    return 4 * sum(weight.numel() for weight in model.parameters())
 
 
 def _layer(keys: Tensor, values: Tensor) -> DynamicLayer:

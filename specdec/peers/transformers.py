@@ -77,8 +77,11 @@ class TransformersPeer(Peer):
 
     def generate(self, prompt: Prompt, setting: Setting, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
         ids = torch.tensor([prompt.tokens], device=self._target.device)
-        options = {**_sampling_options(sampling), **self._options, **setting.options}
         target = self._target
+        options: dict[str, Any] = {"do_sample": not sampling.greedy, **self._options, **setting.options}
+        if not sampling.greedy:
+            options |= {"temperature": sampling.temperature, "top_k": sampling.top_k or 0, "min_p": sampling.min_p}
+            options |= {"top_p": 1.0 if sampling.top_p is None else sampling.top_p, "typical_p": sampling.typical_p}
         with _as_published(self._configs), torch.inference_mode():
             _synchronize(target.device)
             start = time.perf_counter()
@@ -118,19 +121,6 @@ class Transformers(Engine):
                 options = {"prompt_lookup_num_tokens": ours[1], "max_matching_ngram_size": work.match_length}
             found.append(TransformersPeer(kind, work, ours, fitting, options, assistant))
         return found
-
-
-def _sampling_options(sampling: SamplingConfig) -> dict[str, Any]:
-    if sampling.greedy:
-        return {"do_sample": False}
-    return {
-        "do_sample": True,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k or 0,
-        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
-        "min_p": sampling.min_p,
-        "typical_p": sampling.typical_p,
-    }
 
 
 @contextmanager

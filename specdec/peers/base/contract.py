@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import metadata
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
@@ -204,18 +203,6 @@ class Engine(ABC):
         Raises:
             LeftOut: the engine cannot read the model, or sample as the run does.
         """
-
-    def check_installed(self) -> None:
-        """Look for the modules that the engine imports.
-
-        Raises:
-            LeftOut: a module is not installed.
-        """
-        if any(find_spec(module) is None for module in self.needs):
-            wanted = " and ".join(dict.fromkeys(self.needs.values()))
-            raise LeftOut(
-                f"measurement.peers names {self.name}, which needs {wanted}: pip install -e '.[{self.extra}]'"
-            )
 
     @property
     def version(self) -> str:

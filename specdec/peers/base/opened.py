@@ -3,9 +3,10 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from typing import Any
 
-from specdec.peers.base.contract import Absent, Engine, Peer, Work, engines, one_line
+from specdec.peers.base.contract import Absent, Engine, LeftOut, Peer, Work, engines, one_line
 from specdec.prompts import Prompt
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,10 @@ class OpenedPeers:
         assert self._work is not None
         absent: list[Absent] = []
         try:
-            engine.check_installed()
+            if any(find_spec(module) is None for module in engine.needs):
+                wanted = " and ".join(dict.fromkeys(engine.needs.values()))
+                remedy = f"pip install -e '.[{engine.extra}]'"
+                raise LeftOut(f"measurement.peers names {engine.name}, which needs {wanted}: {remedy}")
             for each in engine.peers(self._work, held):
                 if isinstance(each, Absent):
                     absent.append(each)

@@ -40,7 +40,10 @@ def descend(draft: Draft, p: Tensor, generator: torch.Generator | None, rule: Ru
     for width in widths:
         children = table.index_select(0, place)[0, :width]
         if uniforms is None:
-            chosen, rest = _follow(draft, law, children, generator)
+            token = sample(law, generator)  # [1]
+            carries = (children >= 0) & (at(draft.tokens, children) == token)
+            first = children.index_select(0, carries.int().argmax(-1, keepdim=True))
+            chosen, rest = torch.where(carries.any(), first, -1), one_hot(token, law.shape[-1]).to(law.dtype)
         else:
             chosen, rest = rule(draft, law, children, uniforms[tested : tested + width])
         tested += width
@@ -66,14 +69,6 @@ def can_look(values: Tensor) -> bool:
 def at(values: Tensor, nodes: Tensor) -> Tensor:
     """Return the entries [T, ...] of `values` [N, ...] for nodes [T], any entry for -1; nothing is fetched."""
     return values.index_select(0, nodes.clamp_min(0))
-
-
-def _follow(draft: Draft, law: Tensor, children: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Draw the next token and choose the child that has it; returns what a `Rule` does."""
-    token = sample(law, generator)  # [1]
-    carries = (children >= 0) & (at(draft.tokens, children) == token)
-    chosen = torch.where(carries.any(), children.index_select(0, carries.int().argmax(-1, keepdim=True)), -1)
-    return chosen, one_hot(token, law.shape[-1]).to(law.dtype)
 
 
 @lru_cache(maxsize=64)
