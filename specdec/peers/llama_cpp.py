@@ -7,7 +7,6 @@ transformers; others are refused.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +20,6 @@ from specdec.decode import cut
 from specdec.drafters.small_model import SmallModel
 from specdec.peers.base.contract import (
     ASSISTED,
-    GENERATE,
     PROMPT_LOOKUP,
     Absent,
     Engine,
@@ -34,9 +32,6 @@ from specdec.peers.base.contract import (
 )
 from specdec.prompts import Prompt
 from specdec.sampling import SamplingConfig
-
-Drafting = Callable[[np.ndarray], np.ndarray]
-"""A draft model of llama-cpp-python: the tokens [S] of a text to those [N] that it proposes next."""
 
 _PREFILL = 512  # tokens of a call of the prefill, as ours
 
@@ -60,43 +55,22 @@ class LlamaCpp(Engine):
         if target.device.type == "cuda" and not llama_cpp.llama_supports_gpu_offload():
             raise LeftOut("this llama-cpp-python was built without a GPU: reinstall it with CMAKE_ARGS=-DGGML_CUDA=on.")
         folder = Path(held.enter_context(TemporaryDirectory(prefix="specdec_gguf_")))
-        files = {"target": folder / "target.gguf", "drafter": folder / "drafter.gguf"}
-        write_gguf(target.model, files["target"], work.longest)
+        write_gguf(target.model, folder / "target.gguf", work.longest)
         found: list[Peer | Absent] = []
         for kind, ours in work.kinds.items():
-            name = f"{self.name}.{kind}"
-            try:
-                drafting = self._drafting(kind, ours[1], work, files["drafter"])
-            except LeftOut as error:
-                found.append(Absent(name, one_line(error)))
-                continue
-            peer = LlamaPeer(name, work, ours, files["target"], drafting)
+            peer = LlamaPeer(f"{self.name}.{kind}", work, ours, kind, folder)
+            if kind == ASSISTED:
+                small = cast(SmallModel, work.drafter)
+                try:
+                    if small.translation is not None:
+                        raise LeftOut("llama-cpp-python has no drafter with another tokenizer than the target's.")
+                    write_gguf(small.model, folder / "drafter.gguf", work.longest)
+                except LeftOut as error:
+                    found.append(Absent(peer.name, one_line(error)))
+                    continue
             held.callback(peer.close)
             found.append(peer)
         return found
-
-    def _drafting(
-        self, kind: str, gamma: int, work: Work, path: Path
-    ) -> Callable[[Mapping[str, Any]], Drafting | None]:
-        """Return what makes the draft model of a peer for a setting; it makes none for plain generation.
-
-        Raises:
-            LeftOut: a drafter that llama.cpp cannot use.
-        """
-        import llama_cpp
-        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
-        if kind == GENERATE:
-            return lambda options: None
-        if kind == PROMPT_LOOKUP:
-            lookup = LlamaPromptLookupDecoding(max_ngram_size=work.match_length, num_pred_tokens=gamma)
-            return lambda options: cast(Drafting, lookup)
-        assert kind == ASSISTED
-        small = cast(SmallModel, work.drafter)
-        if small.translation is not None:
-            raise LeftOut("llama-cpp-python has no drafter with another tokenizer than the target's.")
-        write_gguf(small.model, path, work.longest)
-        return lambda options: SecondModel(llama_cpp.Llama(str(path), **options), gamma)
 
 
 class LlamaPeer(Peer):
@@ -104,33 +78,22 @@ class LlamaPeer(Peer):
 
     converted = True
 
-    def __init__(
-        self,
-        name: str,
-        work: Work,
-        ours: tuple[str, int],
-        path: Path,
-        drafting: Callable[[Mapping[str, Any]], Drafting | None],
-    ) -> None:
+    def __init__(self, name: str, work: Work, ours: tuple[str, int], kind: str, folder: Path) -> None:
         """
         Args:
-            path: of the target's weights.
-            drafting: makes the draft model of a setting, given the options of `llama_cpp.Llama`.
+            kind: a key of `Work.kinds`: how it drafts.
+            folder: of the written weights.
         """
         super().__init__(name, ours, work.target, settings(work))
-        self._path, self._drafting, self._limit = path, drafting, work.max_new_tokens
+        self._work, self._kind, self._folder = work, kind, folder
         self._open: tuple[Setting, Any] | None = None
 
     def generate(self, prompt: Prompt, setting: Setting, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
-        import llama_cpp
-
         if self._open is None or self._open[0] is not setting:
             self.close()  # one is open at a time, so that others take no memory
-            # With a draft model it keeps the logits of all tokens, without one those of the last.
-            draft_model = cast(Any, self._drafting(setting.options))
-            self._open = setting, llama_cpp.Llama(str(self._path), draft_model=draft_model, **setting.options)
+            self._open = setting, self._opened(setting)
         engine = self._open[1]
-        limit, end_tokens = self._limit, self._target.end_tokens
+        limit, end_tokens = self._work.max_new_tokens, self._target.end_tokens
         engine.reset()
         if isinstance(engine.draft_model, SecondModel):
             engine.draft_model.engine.reset()
@@ -145,6 +108,20 @@ class LlamaPeer(Peer):
                 break
         seconds = time.perf_counter() - start
         return cut(new[:-1], new[-1], limit, end_tokens), seconds
+
+    def _opened(self, setting: Setting) -> Any:
+        """Return the target's `llama_cpp.Llama`, which keeps the logits of all tokens with a draft model, and those of
+        the last without one.
+        """
+        import llama_cpp
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+        gamma, draft_model = self.ours[1], cast(Any, None)
+        if self._kind == PROMPT_LOOKUP:
+            draft_model = LlamaPromptLookupDecoding(max_ngram_size=self._work.match_length, num_pred_tokens=gamma)
+        elif self._kind == ASSISTED:
+            draft_model = SecondModel(llama_cpp.Llama(str(self._folder / "drafter.gguf"), **setting.options), gamma)
+        return llama_cpp.Llama(str(self._folder / "target.gguf"), draft_model=draft_model, **setting.options)
 
     def close(self) -> None:
         """Free the models that are open."""
