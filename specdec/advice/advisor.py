@@ -198,35 +198,28 @@ class _Advisor:
         arm = self._parts.baseline  # with a run's own generators, so that sampled texts are its texts
         return arm.decode(arm.request(prompt, limit, self._seed, repeat), self._clock)
 
-    def _calibrate(self, prompt: Prompt) -> None:
-        repeats = self._measurement.calibration_calls
-        timer = Timer(self._clock, repeats, generator_for(self._seed, prompt.id, "calibration"))
-        trees, structure = [shape.tree for shape in self._shapes.values()], self._parts.primary.structure
-        self._calibrations.append(
-            calibrate(self._target, self._drafter, structure, prompt.tokens, trees, timer, self._gammas)
-        )
-        self._accepts.append(self._accept_seconds(prompt, repeats))
-
     @torch.inference_mode()
-    def _accept_seconds(self, prompt: Prompt, repeats: int) -> dict[int, float]:
-        """Return the median seconds of the verifier's decision, by nodes offered (random tokens)."""
-        trees = {len(tree): tree for tree in (chain_tree(0), *(shape.tree for shape in self._shapes.values()))}
-        device, purpose = self._target.device, "calibration/accept"
-        generator = generator_for(self._seed, prompt.id, purpose, device)
-        room = max(map(self._target.room, trees.values()))
+    def _calibrate(self, prompt: Prompt) -> None:
+        """Time calls and drafts in a prompt's context, and the verifier's decisions on drafts of random tokens."""
+        target, arm, repeats = self._target, self._parts.primary, self._measurement.calibration_calls
+        timer = Timer(self._clock, repeats, generator_for(self._seed, prompt.id, "calibration"))
+        trees = [shape.tree for shape in self._shapes.values()]
+        calls = calibrate(target, self._drafter, arm.structure, prompt.tokens, trees, timer, self._gammas)
+        self._calibrations.append(calls)
+        generator = generator_for(self._seed, prompt.id, "calibration/accept", target.device)
+        room = max(map(target.room, (chain_tree(0), *trees)))
         branches = max(shape.branches for shape in self._shapes.values())
-        self._target.start(TextStart(prompt.tokens, len(prompt.tokens) + room, branches))
+        target.start(TextStart(prompt.tokens, len(prompt.tokens) + room, branches))
         drafts = {}
-        for size, tree in trees.items():
-            tokens = torch.randint(self._target.vocab_size, (size,), generator=generator, device=device)
-            draft = Draft(tokens, tree)
-            drafts[size] = draft, self._target.verify(draft)
-            self._target.discard()
+        for size, tree in {len(tree): tree for tree in (chain_tree(0), *trees)}.items():
+            draft = Draft(torch.randint(target.vocab_size, (size,), generator=generator, device=target.device), tree)
+            drafts[size] = draft, target.verify(draft)
+            target.discard()
         timer = Timer(self._clock, repeats, generator)
         for _ in timer.passes(warm_up=2, name="Calibrate: accepting"):
             for size, (draft, p) in drafts.items():
-                timer.time(size, partial(self._parts.primary.verifier.accept, draft, p, generator))
-        return {size: median(timer.seconds(size)) for size in drafts}
+                timer.time(size, partial(arm.verifier.accept, draft, p, generator))
+        self._accepts.append({size: median(timer.seconds(size)) for size in drafts})
 
     def _replay(self, text: Stream) -> None:
         """Count the rounds that this text takes at every gamma."""

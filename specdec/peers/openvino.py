@@ -269,6 +269,7 @@ def write_openvino(model: Any, kinds: Collection[str], folder: Path) -> None:
         Exception: of many unrelated types, where OpenVINO has no operation for a part of the model.
     """
     import openvino
+    from openvino import opset13 as operations
     from openvino._offline_transformations import apply_make_stateful_transformation, apply_moc_transformations
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
@@ -291,7 +292,16 @@ def write_openvino(model: Any, kinds: Collection[str], folder: Path) -> None:
         port.get_tensor().set_names({name})
     written.validate_nodes_and_infer_types()
     apply_make_stateful_transformation(written, dict(zip(past, present, strict=True)))
-    _begin_empty(written)
+    # Every state begins with the call's number of sequences and no tokens.
+    tokens = operations.shape_of(written.input("input_ids"), "i64")
+    sequences = operations.gather(tokens, np.array([0]), np.array(0))
+    for node in written.get_ops():
+        if node.get_type_name() == "ReadValue":
+            _, heads, _, width = node.get_output_partial_shape(0)
+            rest = [np.array([length]) for length in (heads.get_length(), 0, width.get_length())]
+            shape = operations.concat([sequences, *map(operations.constant, rest)], 0)
+            node.set_arguments([operations.broadcast(np.float32(0), shape)])
+    written.validate_nodes_and_infer_types()
     openvino.save_model(written, folder / MODEL_FILE, compress_to_fp16=False)
 
 
@@ -358,18 +368,3 @@ def _example(shapes: list[tuple[int, int]]) -> tuple[Tensor, ...]:
         torch.arange(_SEQUENCES, dtype=torch.int32),
         *(torch.zeros(_SEQUENCES, heads, _PAST, size) for heads, size in shapes),
     )
-
-
-def _begin_empty(written: Any) -> None:
-    """Let every state of a graph begin with the call's number of sequences and no tokens."""
-    from openvino import opset13 as operations
-
-    tokens = operations.shape_of(written.input("input_ids"), "i64")
-    sequences = operations.gather(tokens, np.array([0]), np.array(0))
-    for node in written.get_ops():
-        if node.get_type_name() == "ReadValue":
-            _, heads, _, size = node.get_output_partial_shape(0)
-            rest = [np.array([length]) for length in (heads.get_length(), 0, size.get_length())]
-            shape = operations.concat([sequences, *map(operations.constant, rest)], 0)
-            node.set_arguments([operations.broadcast(np.float32(0), shape)])
-    written.validate_nodes_and_infer_types()

@@ -1,10 +1,10 @@
 """A tree whose topology follows the drafter's confidence, a new one in each round (EAGLE-2 2406.16858, section 4)."""
 
-from functools import lru_cache
+from functools import cached_property
 from typing import Literal
 
 from specdec.config import DraftSize, typed
-from specdec.records import Tree
+from specdec.records import Tree, shared_tree
 from specdec.structures.base import Beam, Structure, structures
 
 
@@ -50,37 +50,31 @@ class Dynamic(Structure):
         """
         return max(1, self.nodes - max(0, -(-self.nodes // self._beam.branching) - 1))
 
-    @property
+    @cached_property
     def tree(self) -> Tree:
         """A draft with the most nodes and the deepest level. A round offers another topology, which is no larger.
 
         It has a chain of first choices down to the deepest level; the other nodes stand where the search could have
         drafted them, from the top level down.
         """
-        return _fullest(self._drafted, self.nodes, self._beam.branching)
+        spare = self.nodes - self.gamma  # beside the chain of first choices
+        parents: list[int] = []
+        above = [-1]
+        for size in self._drafted:
+            width = 1 + min(size - 1, spare)
+            spare -= width - 1
+            level = range(len(parents), len(parents) + width)
+            parents += [above[place // self._beam.branching] for place in range(width)]
+            above = list(level)
+        return shared_tree(tuple(parents))
 
     def resized(self, gamma: int) -> "Dynamic":
         return Dynamic(self._most, gamma, self._beam)
 
     @property
-    def _drafted(self) -> tuple[int, ...]:
+    def _drafted(self) -> list[int]:
         """The number of nodes that the search drafts at each level."""
         sizes: list[int] = []
         for _ in range(self.gamma):
             sizes.append(self._beam.branching * (min(self._beam.width, sizes[-1]) if sizes else 1))
-        return tuple(sizes)
-
-
-@lru_cache(maxsize=64)
-def _fullest(drafted: tuple[int, ...], nodes: int, branching: int) -> Tree:
-    """Return a tree of `nodes` nodes, at most `drafted` of them at each level and `branching` below each parent."""
-    spare = nodes - len(drafted)  # beside the chain of first choices
-    parents: list[int] = []
-    above = [-1]
-    for size in drafted:
-        width = 1 + min(size - 1, spare)
-        spare -= width - 1
-        level = range(len(parents), len(parents) + width)
-        parents += [above[place // branching] for place in range(width)]
-        above = list(level)
-    return Tree(tuple(parents))
+        return sizes

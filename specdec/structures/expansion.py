@@ -1,6 +1,6 @@
 """A tree by its expansion: how many children every node has at each depth (SpecInfer 2305.09781, section 3)."""
 
-from functools import lru_cache
+from functools import cached_property
 from math import prod
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from specdec.config import DraftSize, typed
 from specdec.errors import UsageError
-from specdec.records import Tree
+from specdec.records import Tree, shared_tree
 from specdec.structures.base import Structure, structures
 
 
@@ -49,20 +49,15 @@ class Expansion(Structure):
     def label(self) -> str:
         return f"expansion {' x '.join(map(str, self._asked))}, {self.nodes} nodes"
 
-    @property
+    @cached_property
     def tree(self) -> Tree:
-        return _expanded(self._asked)
+        parents, level = list[int](), [-1]
+        for width in self._asked:
+            begin = len(parents)
+            parents += [parent for parent in level for _ in range(width)]
+            level = list(range(begin, len(parents)))
+        return shared_tree(tuple(parents))
 
     def resized(self, gamma: int) -> "Expansion":
         """Return the first `gamma` levels of the configured tree, all of them where it has fewer."""
         return Expansion(self._widths, gamma)
-
-
-@lru_cache(maxsize=64)
-def _expanded(widths: tuple[int, ...]) -> Tree:
-    parents, level = list[int](), [-1]
-    for width in widths:
-        begin = len(parents)
-        parents += [parent for parent in level for _ in range(width)]
-        level = list(range(begin, len(parents)))
-    return Tree(tuple(parents))

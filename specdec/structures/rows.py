@@ -1,11 +1,11 @@
 """k rows of width w that share the root: the batches of N-Grammys (2411.03786)."""
 
-from functools import lru_cache
+from functools import cached_property
 from typing import Literal
 
 from specdec.config import DraftSize, typed
 from specdec.errors import UsageError
-from specdec.records import Tree
+from specdec.records import Tree, shared_tree
 from specdec.structures.base import Structure, structures
 
 
@@ -52,14 +52,9 @@ class Rows(Structure):
     def branches(self) -> int:
         return self.k if self.gamma else 1
 
-    @property
+    @cached_property
     def tree(self) -> Tree:
-        return _rows_tree(self.k, self.gamma)
+        return shared_tree(tuple(node - 1 if node % self.gamma else -1 for node in range(self.k * self.gamma)))
 
     def resized(self, gamma: int) -> "Rows":
         return Rows(self.k, gamma)
-
-
-@lru_cache(maxsize=64)
-def _rows_tree(k: int, w: int) -> Tree:
-    return Tree(tuple(node - 1 if node % w else -1 for node in range(k * w)))

@@ -63,15 +63,6 @@ class Work:
         q = self.drafter_values["q"]
         return q if isinstance(q, int) else int(self.drafter_values["order_max"])
 
-    @property
-    def our_setting(self) -> str:
-        """Words for how our own engine computes."""
-        target = self.target
-        how = {None: "uncompiled", "trace": "traced", "inductor": "compiled"}[target.compilation]
-        dtype = str(target.model.dtype).removeprefix("torch.")
-        threads = "" if target.device.type == "cuda" else f", {torch.get_num_threads()} threads"
-        return f"{how}, {dtype}{threads}"
-
 
 @dataclass(frozen=True)
 class Setting:

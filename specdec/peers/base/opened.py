@@ -6,6 +6,8 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 from specdec.peers.base.contract import Absent, Engine, LeftOut, Peer, Work, engines, one_line
 from specdec.prompts import Prompt
 
@@ -74,11 +76,15 @@ class OpenedPeers:
         """
         if self._work is None:
             return None
+        target = self._work.target
+        how = {None: "uncompiled", "trace": "traced", "inductor": "compiled"}[target.compilation]
+        dtype = str(target.model.dtype).removeprefix("torch.")
+        threads = "" if target.device.type == "cuda" else f", {torch.get_num_threads()} threads"
         described = []
         for peer in self.peers:
             engine, version = self._engines[peer.name]
             about = peer.describe()
-            ours = {**about["ours"], "setting": self._work.our_setting}
+            ours = {**about["ours"], "setting": f"{how}, {dtype}{threads}"}
             described.append({**about, "engine": engine, "version": version, "ours": ours})
         return {
             "peers": described,
