@@ -77,7 +77,7 @@ def rank_counts(
     """
     tested, hits = [0] * levels, [[0] * ranks for _ in range(levels)]
     for stream in streams:
-        for path, most in _walk(drafter, target, stream, max_new_tokens, ranks, depth):
+        for path, most in rank_walk(drafter, target, stream, max_new_tokens, ranks, depth):
             for level in range(min(len(path) + 1, most)):
                 tested[min(level, levels - 1)] += 1
             for level, rank in enumerate(path):
@@ -86,18 +86,7 @@ def rank_counts(
 
 
 @torch.inference_mode()
-def rank_paths(
-    drafter: Drafter, target: Target | None, stream: Stream, max_new_tokens: int, ranks: int, depth: int
-) -> tuple[RankPath, ...]:
-    """Return the rank path at every position: the ranks of its next tokens, each
-    behind those before it, while they are among the first `ranks` choices; at most `depth`.
-
-    Every position, because the tree to be found decides where rounds begin.
-    """
-    return tuple(path for path, _ in _walk(drafter, target, stream, max_new_tokens, ranks, depth, every=True))
-
-
-def _walk(
+def rank_walk(
     drafter: Drafter,
     target: Target | None,
     stream: Stream,
@@ -106,7 +95,9 @@ def _walk(
     depth: int,
     every: bool = False,
 ) -> Iterator[tuple[RankPath, int]]:
-    """Yield the rank path and its greatest length at the begin of each round of the full tree, or at every position."""
+    """Yield the rank path at the begin of each round of the full tree, or at every position: the ranks of its next
+    tokens, each behind those before it, while they are among the first `ranks` choices; and its greatest length.
+    """
     limit = stream.limit(max_new_tokens)
     text = stream.generated[:limit]
     led = Led(drafter, target)

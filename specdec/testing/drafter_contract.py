@@ -77,9 +77,9 @@ def commit(drafter: Drafter, first: int, last: int) -> None:
     drafter.commit(TEXT[first:last], states(drafter, _BEFORE[first:last]))
 
 
-def walk(drafter: Drafter, structure: Structure, seed: int = 0) -> list[Draft]:
+def walk(drafter: Drafter, structure: Structure) -> list[Draft]:
     """Return the drafts along `TEXT`, in which a round commits 1, 2, 3, 1, ... tokens, down to the last one."""
-    begin(drafter, seed=seed)
+    begin(drafter)
     drafts: list[Draft] = []
     position = 0
     while position < len(TEXT):

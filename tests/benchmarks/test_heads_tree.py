@@ -17,7 +17,7 @@ from specdec.clock import CpuClock
 from specdec.plan.plan import plan
 from specdec.records import Request
 from specdec.replay.expected_rounds import rounds_along
-from specdec.replay.rank_accuracy import rank_counts, rank_paths, total
+from specdec.replay.rank_accuracy import rank_counts, rank_walk, total
 from specdec.replay.walk import TextStates
 from specdec.session.parts import open_parts
 from specdec.structures import structures
@@ -64,7 +64,8 @@ def searched(built, halves):
     found = {}
     for name, each in built.items():
         drafter, target = each.primary.drafter, each.target
-        paths = [path for stream in halves[0] for path in rank_paths(drafter, target, stream, TOKENS, RANKS, DEPTH)]
+        sizes = TOKENS, RANKS, DEPTH
+        paths = [path for text in halves[0] for path, _ in rank_walk(drafter, target, text, *sizes, every=True)]
         found[name] = rank_counts(drafter, target, halves[0], TOKENS, RANKS, DEPTH, DEPTH), paths
     return found
 

@@ -11,7 +11,7 @@ from specdec.drafters import Drafter, drafters
 from specdec.drafters.base import DrafterCapabilities
 from specdec.drafters.base.nested import Wrapper
 from specdec.records import Draft, Source
-from specdec.replay.rank_accuracy import RankCounts, rank_counts, rank_paths, total
+from specdec.replay.rank_accuracy import RankCounts, rank_counts, rank_walk, total
 from specdec.replay.walk import replay_stream
 from specdec.targets.causal import Causal
 from specdec.text.streams import Stream
@@ -58,7 +58,7 @@ def test_they_are_those_of_the_full_trees_rounds(ngram, ranks, depth):
         assert later[0] > later[1] > 0, "the test has nothing to count"
     # A round begins behind the path of the one before it, and the full tree accepts all of it.
     for stream in streams():
-        paths = rank_paths(ngram, None, stream, 1000, ranks, depth)
+        paths = [path for path, _ in rank_walk(ngram, None, stream, 1000, ranks, depth, every=True)]
         assert len(paths) == len(stream.generated)
         replayed = replay_stream(ngram, full_tree(ranks, depth), stream, 1000)
         assert [len(paths[position]) for position in replayed.position] == replayed.accepted.tolist()
