@@ -40,13 +40,14 @@ from specdec.plan.plan import Plan
 from specdec.plan.rules import check
 from specdec.progress import stage
 from specdec.prompts import Prompt
-from specdec.records import Draft, Generation, Request, TextStart, chain_tree
-from specdec.replay.expected_rounds import Agreement, Starts, Walk, agreement, expected_walk, rounds_along, starts_along
+from specdec.records import Draft, Generation, TextStart, chain_tree
+from specdec.replay.expected_rounds import Agreement, Starts, TextReplay, Walk, expected_walk
 from specdec.replay.walk import TextStates
 from specdec.sampling import generator_for
 from specdec.session.advice_key import kept_at, key_of, keyed_by
 from specdec.session.dtypes import arithmetic_notes
 from specdec.session.parts import Parts, loading, open_parts, prepare
+from specdec.structures import Structure
 from specdec.terminal import print_lines, print_links
 from specdec.text.repetition import loop_share
 from specdec.text.streams import Stream, read_streams
@@ -226,25 +227,24 @@ class _Advisor:
         tokens = text.generated
         limit = max(self._parts.limit, len(tokens))
 
-        def request() -> Request:
+        def replay(shape: Structure) -> TextReplay:
             prompt = Prompt(text.id, text.category, "", text.prompt)
-            return self._parts.primary.request(prompt, limit, self._seed, text.repeat, tokens)
+            request = self._parts.primary.request(prompt, limit, self._seed, text.repeat, tokens)
+            return TextReplay(self._drafter, self._target, shape, tokens, request, self._states)
 
         along: Agreement | None = None
         if self._replay_kind != "calling":
-            longest = self._parts.primary.structure
-            along = agreement(self._drafter, self._target, longest, tokens, request(), self._states)
+            along = replay(self._parts.primary.structure).agreement()
             self._alpha[0] += float(along.beta.sum())
             self._alpha[1] += int(along.proposed.sum())
         walks = {}
         for gamma, shape in self._shapes.items():
-            where = (self._drafter, self._target, shape, tokens, request())
             if along is not None and self._replay_kind == "position" and shape.branches == 1:
                 walks[gamma] = expected_walk(Starts.of_positions(along, gamma), limit)
             elif self._target.sampling.greedy:
-                walks[gamma] = rounds_along(*where, self._clock, self._states)
+                walks[gamma] = replay(shape).rounds(self._clock)
             else:
-                walks[gamma] = expected_walk(starts_along(*where, self._states), limit)
+                walks[gamma] = expected_walk(replay(shape).starts(), limit)
         self._walks.append((text, walks))
         self._drafter.remember(text.prompt, tokens)
 

@@ -19,7 +19,6 @@ from specdec.sampling import one_hot, probabilities
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.text.streams import Stream
-from specdec.theory.dependence import replay_rounds
 from specdec.verifiers.base import Verifier
 
 
@@ -34,78 +33,6 @@ class Agreement:
     # [N] chance of acceptance given the token of the text under speculative sampling: min(1, q/p) of a chain, 0/1 when
     # greedy.
     m: np.ndarray
-
-
-@torch.inference_mode()
-def agreement(
-    drafter: Drafter,
-    target: Target,
-    structure: Structure,
-    text: Sequence[int],
-    request: Request,
-    states: TextStates | None = None,
-    rule: Verifier | None = None,
-) -> Agreement:
-    """Draft one token before every position of a text; under greedy the text itself is p, otherwise the target scores
-    it once.
-
-    So `beta` of a drafter whose tokens depend on where the round began, such as heads, is that of the first token of a
-    draft.
-
-    Args:
-        text: what answers the request; its generator of drafts is in the state that decoding started with.
-        states: of the target, shared between replays of one text.
-        rule: the rule whose chances `beta` has, the same at any depth; None for speculative sampling. Under greedy all
-            such rules are exact match.
-    Raises:
-        ValueError: a structure that branches, sampled: the chance depends on which siblings were drawn; or a drafter
-            whose replay is "calling": the target would have to be called at every position.
-    """
-    if structure.branches > 1 and not target.sampling.greedy:
-        raise ValueError("the acceptance of sampled siblings has no replay")
-    if drafter.capabilities.replay == "calling":
-        raise ValueError("a drafter that needs the target's calls has no agreement along a text without them")
-    prompt = request.prompt
-    p = None if target.sampling.greedy else probabilities(target.score(prompt, text)[:-1], target.sampling)  # [N, V]
-    laws = drafter.laws(prompt, text) if structure.branches == 1 else None
-    if laws is not None:
-        of_text = torch.tensor(list(text), device=laws.device).unsqueeze(-1)
-        chances = of_law = laws.gather(-1, of_text).squeeze(-1)
-        if p is not None:
-            chances = _beta(p, laws, rule)
-            # A token of the text that p forbids to rounding would divide by 0; q forbids it too or accepts it.
-            of_law = of_law.to(p.dtype) / p.gather(-1, of_text).squeeze(-1)
-            of_law = of_law.nan_to_num(0.0).clamp_max(1.0)
-        everywhere = np.ones(len(text), dtype=bool)
-        return Agreement(everywhere, chances.double().cpu().numpy(), of_law.double().cpu().numpy())
-    single, free = structure.resized(1), replace(request, max_new_tokens=len(text) + 1)
-    if p is None and isinstance(drafter, Lookup):
-        (possible,) = drafter.possible_rounds(prompt, text, free.max_new_tokens, [single])
-        if possible is not None:
-            passed = (possible.accepted > 0).astype(float)
-            return Agreement(possible.offered > 0, passed, passed)
-    led = Led(drafter, target, states)
-    proposed, (beta, m) = np.zeros(len(text), dtype=bool), np.zeros((2, len(text)))
-    for _, position, proposal, path in led.steps(free, text, [single], every=True):
-        if not proposal.tokens:
-            continue
-        proposed[position] = True
-        guess, token, q = proposal.tokens[0], text[position], led.q  # one guess, unless the structure branches
-        beta[position] = m[position] = float(bool(path)) if q is None else float(q[0, token])
-        if p is not None and q is None:
-            point = one_hot(torch.tensor(guess, device=p.device), p.shape[-1])
-            beta[position] = float(p[position, guess] if rule is None else _beta(p[position], point, rule))
-            # q is 1 at the guess, so min(1, q/p) is 1 where that is the token
-        elif p is not None and q is not None:
-            beta[position] = float(_beta(p[position], q[0], rule))
-            m[position] = min(1.0, float(q[0, token] / p[position, token]))
-    return Agreement(proposed, beta, m)
-
-
-def _beta(p: Tensor, q: Tensor, rule: Verifier | None) -> Tensor:
-    """Return the chance [...] that a token drawn from q [..., V] passes under p [..., V]."""
-    q = q.to(p.dtype)
-    return (torch.minimum(p, q) if rule is None else rule.passed(p, q)).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -133,52 +60,6 @@ class Starts:
         return cls(reach.clip(max=gamma), m)
 
 
-@torch.inference_mode()
-def starts_along(
-    drafter: Drafter,
-    target: Target,
-    structure: Structure,
-    text: Sequence[int],
-    request: Request,
-    states: TextStates | None = None,
-) -> Starts:
-    """Return the fate of the chains of a drafter whose replay is "start", by its `chances` or, where it has none, by
-    drafting point masses at every position.
-
-    Args:
-        text, request, states: see `agreement`.
-    """
-    size, gamma, prompt = len(text), structure.gamma, request.prompt
-    given = (states or TextStates(target)).of(prompt, text) if drafter.capabilities.reads_states else None
-    chances = drafter.chances(prompt, text, given, gamma)
-    if chances is not None:
-        q, reach = chances.double().cpu().numpy(), np.full(size, gamma)
-        if given is not None and len(prompt) == 1:
-            reach[0] = 0  # there is no state before the second token
-    else:
-        possible, (reach, accepted) = None, np.zeros((2, size), dtype=int)
-        if isinstance(drafter, Lookup):
-            (possible,) = drafter.possible_rounds(prompt, text, request.max_new_tokens, [structure])
-        if possible is not None:
-            reach, accepted = possible.offered, possible.accepted
-        else:
-            led = Led(drafter, target, states)
-            for _, position, proposal, path in led.steps(request, text, [structure], every=True):
-                if led.q is not None:
-                    raise ValueError("a drafter that draws its tokens needs `chances` to be replayed at every position")
-                reach[position], accepted[position] = len(proposal.tokens), len(path)
-        q = (np.arange(gamma) < accepted[:, None]).astype(float)
-    if target.sampling.greedy:
-        return Starts(reach, q)
-    of_text = torch.tensor(list(text), device=target.device).unsqueeze(-1)
-    p = probabilities(target.score(prompt, text)[:-1], target.sampling).gather(-1, of_text).squeeze(-1)
-    ahead = np.append(p.double().cpu().numpy(), np.ones(gamma))  # beyond the text q is 0
-    # A token of the text that p forbids to rounding would divide by 0; q forbids it too or accepts it.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        m = np.nan_to_num(q / sliding_window_view(ahead, gamma)[:size])
-    return Starts(reach, m.clip(max=1.0))
-
-
 @dataclass(frozen=True)
 class Walk:
     """The rounds that writing one text takes."""
@@ -195,31 +76,157 @@ class Walk:
         return sum(self.offered.values())
 
 
-@torch.inference_mode()
-def rounds_along(
-    drafter: Drafter,
-    target: Target,
-    structure: Structure,
-    text: Sequence[int],
-    request: Request,
-    clock: Clock,
-    states: TextStates | None = None,
-) -> Walk:
-    """Return the rounds that greedy decoding of `text` takes, drafting again from each round's start: exact for any
-    structure.
+@dataclass(frozen=True, eq=False)
+class TextReplay:
+    """A drafter that fills one structure, beside a text that is written already.
 
-    Where the replay is "calling", the target is called in each of these rounds, as in decoding.
-
-    Args:
-        request, states: see `agreement`.
+    Attributes:
+        text: what answers the request.
+        request: its generator of drafts is in the state that decoding started with.
+        states: of the target, shared between replays of one text.
     """
-    led = Led(drafter, target, states, clock)
-    offered = Counter(len(proposal.tokens) for _, _, proposal, _ in led.steps(request, text, [structure]))
-    clock.synchronize()
-    drafts, commits = ([clock.seconds(*marks) for marks in led.marks[which::2]] for which in (0, 1))
-    calls = offered.total() if drafter.capabilities.replay == "calling" else 0
-    rounds = {size: float(count) for size, count in offered.items()}
-    return Walk(rounds, draft_s=sum(drafts), commit_s=sum(commits), calls=calls)
+
+    drafter: Drafter
+    target: Target
+    structure: Structure
+    text: Sequence[int]
+    request: Request
+    states: TextStates | None = None
+
+    @torch.inference_mode()
+    def agreement(self, rule: Verifier | None = None) -> Agreement:
+        """Draft one token before every position of the text; under greedy the text itself is p, otherwise the target
+        scores it once.
+
+        So `beta` of a drafter whose tokens depend on where the round began, such as heads, is that of the first token
+        of a draft.
+
+        Args:
+            rule: the rule whose chances `beta` has, the same at any depth; None for speculative sampling. Under greedy
+                all such rules are exact match.
+        Raises:
+            ValueError: a structure that branches, sampled: the chance depends on which siblings were drawn; or a
+                drafter whose replay is "calling": the target would have to be called at every position.
+        """
+        drafter, text, prompt = self.drafter, self.text, self.request.prompt
+        if self.structure.branches > 1 and not self.target.sampling.greedy:
+            raise ValueError("the acceptance of sampled siblings has no replay")
+        if drafter.capabilities.replay == "calling":
+            raise ValueError("a drafter that needs the target's calls has no agreement along a text without them")
+        p = None if self.target.sampling.greedy else self._p()
+        laws = drafter.laws(prompt, text) if self.structure.branches == 1 else None
+        if laws is not None:
+            of_text = torch.tensor(list(text), device=laws.device).unsqueeze(-1)
+            chances = of_law = laws.gather(-1, of_text).squeeze(-1)
+            if p is not None:
+                chances = _beta(p, laws, rule)
+                # A token of the text that p forbids to rounding would divide by 0; q forbids it too or accepts it.
+                of_law = of_law.to(p.dtype) / p.gather(-1, of_text).squeeze(-1)
+                of_law = of_law.nan_to_num(0.0).clamp_max(1.0)
+            everywhere = np.ones(len(text), dtype=bool)
+            return Agreement(everywhere, chances.double().cpu().numpy(), of_law.double().cpu().numpy())
+        single, free = self.structure.resized(1), replace(self.request, max_new_tokens=len(text) + 1)
+        if p is None and isinstance(drafter, Lookup):
+            (possible,) = drafter.possible_rounds(prompt, text, free.max_new_tokens, [single])
+            if possible is not None:
+                passed = (possible.accepted > 0).astype(float)
+                return Agreement(possible.offered > 0, passed, passed)
+        led = Led(drafter, self.target, self.states)
+        proposed, (beta, m) = np.zeros(len(text), dtype=bool), np.zeros((2, len(text)))
+        for _, position, proposal, path in led.steps(free, text, [single], every=True):
+            if not proposal.tokens:
+                continue
+            proposed[position] = True
+            guess, token, q = proposal.tokens[0], text[position], led.q  # one guess, unless the structure branches
+            beta[position] = m[position] = float(bool(path)) if q is None else float(q[0, token])
+            if p is not None and q is None:
+                point = one_hot(torch.tensor(guess, device=p.device), p.shape[-1])
+                beta[position] = float(p[position, guess] if rule is None else _beta(p[position], point, rule))
+                # q is 1 at the guess, so min(1, q/p) is 1 where that is the token
+            elif p is not None and q is not None:
+                beta[position] = float(_beta(p[position], q[0], rule))
+                m[position] = min(1.0, float(q[0, token] / p[position, token]))
+        return Agreement(proposed, beta, m)
+
+    @torch.inference_mode()
+    def starts(self) -> Starts:
+        """Return the fate of chains: by the agreement of a drafter whose replay is "position", and of one whose replay
+        is "start" by its `chances` or, where it has none, by drafting point masses at every position.
+        """
+        drafter, text, prompt = self.drafter, self.text, self.request.prompt
+        size, gamma = len(text), self.structure.gamma
+        if drafter.capabilities.replay == "position":
+            return Starts.of_positions(self.agreement(), gamma)
+        states = self.states or TextStates(self.target)
+        given = states.of(prompt, text) if drafter.capabilities.reads_states else None
+        chances = drafter.chances(prompt, text, given, gamma)
+        if chances is not None:
+            q, reach = chances.double().cpu().numpy(), np.full(size, gamma)
+            if given is not None and len(prompt) == 1:
+                reach[0] = 0  # there is no state before the second token
+        else:
+            possible, (reach, accepted) = None, np.zeros((2, size), dtype=int)
+            if isinstance(drafter, Lookup):
+                (possible,) = drafter.possible_rounds(prompt, text, self.request.max_new_tokens, [self.structure])
+            if possible is not None:
+                reach, accepted = possible.offered, possible.accepted
+            else:
+                led = Led(drafter, self.target, states)
+                for _, position, proposal, path in led.steps(self.request, text, [self.structure], every=True):
+                    if led.q is not None:
+                        raise ValueError(
+                            "a drafter that draws its tokens needs `chances` to be replayed at every position"
+                        )
+                    reach[position], accepted[position] = len(proposal.tokens), len(path)
+            q = (np.arange(gamma) < accepted[:, None]).astype(float)
+        if self.target.sampling.greedy:
+            return Starts(reach, q)
+        p = self._p()
+        p = p.gather(-1, torch.tensor(list(text), device=p.device).unsqueeze(-1)).squeeze(-1)
+        ahead = np.append(p.double().cpu().numpy(), np.ones(gamma))  # beyond the text q is 0
+        # A token of the text that p forbids to rounding would divide by 0; q forbids it too or accepts it.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            m = np.nan_to_num(q / sliding_window_view(ahead, gamma)[:size])
+        return Starts(reach, m.clip(max=1.0))
+
+    def _p(self) -> Tensor:
+        """Return the target's laws [N, V] along the text."""
+        return probabilities(self.target.score(self.request.prompt, self.text)[:-1], self.target.sampling)
+
+    @torch.inference_mode()
+    def rounds(self, clock: Clock) -> Walk:
+        """Return the rounds that greedy decoding of the text takes, drafting again from each round's start: exact for
+        any structure.
+
+        Where the replay is "calling", the target is called in each of these rounds, as in decoding.
+        """
+        led = Led(self.drafter, self.target, self.states, clock)
+        steps = led.steps(self.request, self.text, [self.structure])
+        offered = Counter(len(proposal.tokens) for _, _, proposal, _ in steps)
+        clock.synchronize()
+        drafts, commits = ([clock.seconds(*marks) for marks in led.marks[which::2]] for which in (0, 1))
+        calls = offered.total() if self.drafter.capabilities.replay == "calling" else 0
+        rounds = {size: float(count) for size, count in offered.items()}
+        return Walk(rounds, draft_s=sum(drafts), commit_s=sum(commits), calls=calls)
+
+    def expected_rounds(self) -> float | None:
+        """Return the rounds that writing the text is expected to take, by the drafter's own form of replay; None where
+        it has none, or none without calling the target in each round.
+        """
+        replay, greedy = self.drafter.capabilities.replay, self.target.sampling.greedy
+        if self.structure.branches == 1 and (replay == "position" or (replay == "start" and not greedy)):
+            return expected_walk(self.starts(), self.request.max_new_tokens).rounds
+        if replay in (None, "calling") or not greedy:
+            return None
+        if isinstance(self.drafter, Lookup):
+            return float(len(walk(self.drafter, [self.structure], self.request, self.text)[0]))
+        return self.rounds(CpuClock()).rounds  # on any clock: the times are not used here
+
+
+def _beta(p: Tensor, q: Tensor, rule: Verifier | None) -> Tensor:
+    """Return the chance [...] that a token drawn from q [..., V] passes under p [..., V]."""
+    q = q.to(p.dtype)
+    return (torch.minimum(p, q) if rule is None else rule.passed(p, q)).sum(-1)
 
 
 def expected_walk(starts: Starts, max_new_tokens: int) -> Walk:
@@ -237,36 +244,6 @@ def expected_walk(starts: Starts, max_new_tokens: int) -> Walk:
     return Walk({tokens: float(rounds[tokens]) for tokens in np.flatnonzero(rounds).tolist()}, None)
 
 
-def expected_rounds(
-    drafter: Drafter,
-    target: Target,
-    structure: Structure,
-    text: Sequence[int],
-    request: Request,
-    states: TextStates | None = None,
-) -> float | None:
-    """Return the rounds that writing `text` is expected to take, by the drafter's own form of replay; None where it has
-    none, or none without calling the target in each round.
-
-    Args:
-        request, states: see `agreement`.
-    """
-    replay, chain, text = drafter.capabilities.replay, structure.branches == 1, tuple(text)
-    if replay == "position" and chain:
-        return float(replay_rounds(agreement(drafter, target, structure, text, request, states).m, structure.gamma))
-    if replay in (None, "calling"):
-        return None
-    if target.sampling.greedy and isinstance(drafter, Lookup):
-        return float(len(walk(drafter, [structure], request, text)[0]))
-    if target.sampling.greedy:
-        # On any clock: the times are not used here.
-        return rounds_along(drafter, target, structure, text, request, CpuClock(), states).rounds
-    if replay == "start" and chain:
-        starts = starts_along(drafter, target, structure, text, request, states)
-        return expected_walk(starts, request.max_new_tokens).rounds
-    return None
-
-
 def lengths_ahead(
     drafter: Drafter, target: Target, chains: Sequence[Structure], stream: Stream
 ) -> dict[int, tuple[int, ...]]:
@@ -282,25 +259,20 @@ def lengths_ahead(
         UsageError: a drafter whose rounds depend on earlier ones, so that a position has no length of its own.
     """
     deepest = max(chains, key=lambda chain: chain.gamma)
-    text, gamma = stream.generated, deepest.gamma
-    request, replay = Request(stream.prompt, len(text) + gamma + 1), drafter.capabilities.replay
+    request = Request(stream.prompt, len(stream.generated) + deepest.gamma + 1)
     if isinstance(drafter, Lookup):
-        possible = drafter.possible_rounds(stream.prompt, text, request.max_new_tokens, chains)
+        possible = drafter.possible_rounds(stream.prompt, stream.generated, request.max_new_tokens, chains)
         accepted = {
             chain.gamma: rounds.accepted for chain, rounds in zip(chains, possible, strict=True) if rounds is not None
         }
         if len(accepted) == len(chains):
             return {gamma: tuple((lengths + 1).tolist()) for gamma, lengths in accepted.items()}
-    states = TextStates(target)
-    if replay == "position":
-        starts = Starts.of_positions(agreement(drafter, target, deepest, text, request, states), gamma)
-    elif replay == "start":
-        starts = starts_along(drafter, target, deepest, text, request, states)
-    else:
+    if drafter.capabilities.replay not in ("position", "start"):
         raise UsageError(
             "Bad value drafter: what this drafter accepts depends on the rounds before, so that it has no accepted "
             "length at each position; use one of another kind, such as ngram, small_model or grounded, or a finished "
             "run of it (study.run)."
         )
+    starts = TextReplay(drafter, target, deepest, stream.generated, request).starts()
     lengths = tuple((1 + np.cumprod(starts.m > 0.5, axis=1).sum(axis=1)).tolist())
     return {chain.gamma: lengths for chain in chains}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.base.nested import Wrapper
 from specdec.records import Request
-from specdec.replay.expected_rounds import agreement, expected_rounds
+from specdec.replay.expected_rounds import TextReplay
 from specdec.replay.walk import TextStates
 from specdec.session.arm import Arm
 
@@ -26,7 +26,7 @@ def replayed_rounds(arm: Arm, request: Request, text: Sequence[int], states: Tex
     """
     if not _has_replay(arm):
         return None
-    return expected_rounds(arm.drafter, arm.target, arm.structure, text, request, states)
+    return TextReplay(arm.drafter, arm.target, arm.structure, text, request, states).expected_rounds()
 
 
 def alpha_sums(arm: Arm, request: Request, text: Sequence[int], states: TextStates) -> dict[str, float] | None:
@@ -40,8 +40,8 @@ def alpha_sums(arm: Arm, request: Request, text: Sequence[int], states: TextStat
     drafter = arm.drafter.drafter if isinstance(arm.drafter, Wrapper) else arm.drafter
     if not (isinstance(drafter, Lookup) and arm.target.sampling.greedy):
         drafter = arm.drafter
-    where = (drafter, arm.target, arm.structure, text, request, states)
-    along = agreement(*where, None if rule.lossless else arm.verifier)
+    replay = TextReplay(drafter, arm.target, arm.structure, text, request, states)
+    along = replay.agreement(None if rule.lossless else arm.verifier)
     return {"numerator": float(along.beta.sum()), "denominator": int(along.proposed.sum())}
 
 

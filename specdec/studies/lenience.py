@@ -17,7 +17,7 @@ from specdec.errors import UsageError
 from specdec.plan.compositions import composed_parts
 from specdec.prompts import first_turn
 from specdec.records import Request
-from specdec.replay.expected_rounds import agreement
+from specdec.replay.expected_rounds import TextReplay
 from specdec.sampling import generator_for
 from specdec.structures import structures
 from specdec.studies.base import Bench, Study, studies
@@ -99,7 +99,7 @@ class Lenience(Study):
                 for (name, drafter), (lenience, rule) in product(of_form.items(), rules.items()):
                     generator = generator_for(bench.plan.seed, stream.id, "alpha")
                     request = Request(stream.prompt, len(text), draft_generator=generator)
-                    along = agreement(drafter, parts.target, chain, text, request, rule=rule)
+                    along = TextReplay(drafter, parts.target, chain, text, request).agreement(rule)
                     keys = {"drafter": name, "own": name == own["name"], "form": form, "lenience": lenience}
                     place = {"stream": stream.id, "prompt": first_turn(stream.id)}
                     chances = {"chance": float(along.beta.sum()), "positions": int(along.proposed.sum())}

@@ -16,7 +16,7 @@ from specdec.analysis.research.heads_tree import CARTESIAN, CHANCES, DRAWN, JOIN
 from specdec.clock import CpuClock
 from specdec.plan.plan import plan
 from specdec.records import Request
-from specdec.replay.expected_rounds import rounds_along
+from specdec.replay.expected_rounds import TextReplay
 from specdec.replay.rank_accuracy import rank_counts, rank_walk, total
 from specdec.replay.walk import TextStates
 from specdec.session.parts import open_parts
@@ -98,8 +98,8 @@ def test_trees_by_hand_by_search_and_by_product(name, built, halves, searched, l
     for stream in halves[1]:
         request = Request(stream.prompt, stream.limit(TOKENS))
         for shape, structure in trees.items():
-            where = (drafter, target, structure, stream.generated, request, CpuClock(), states)
-            rounds[shape].append(int(rounds_along(*where).rounds))
+            replay = TextReplay(drafter, target, structure, stream.generated, request, states)
+            rounds[shape].append(int(replay.rounds(CpuClock()).rounds))
     tokens = [len(stream.generated) for stream in halves[1]]
     for shape, structure in trees.items():
         found = {"nodes": structure.nodes, "depth": structure.gamma, "parents": list(structure.tree.parents)}

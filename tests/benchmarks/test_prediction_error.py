@@ -18,7 +18,7 @@ from specdec.analysis.arms import Arms
 from specdec.clock import CpuClock
 from specdec.plan.plan import plan
 from specdec.records import Request
-from specdec.replay.expected_rounds import Starts, agreement, starts_along
+from specdec.replay.expected_rounds import TextReplay
 from specdec.replay.walk import TextStates
 from specdec.session.parts import open_parts
 
@@ -104,11 +104,7 @@ def test_pocket_drafters(name, text, answers, log_figure):
     structure, states, texts = built.primary.structure.resized(deepest), TextStates(target), []
     for prompt, written in answers.items() if text == "answers" else halves:
         request = Request(prompt, len(written), reference=written)
-        where = (drafter, target, structure, written, request, states)
-        if drafter.capabilities.replay == "position":
-            starts = Starts.of_positions(agreement(*where), deepest)
-        else:
-            starts = starts_along(*where)
+        starts = TextReplay(drafter, target, structure, written, request, states).starts()
         lengths = np.cumprod(starts.m > 0.5, axis=1).sum(axis=1)
         texts.append((lengths, np.maximum(starts.reach, lengths)))
         drafter.remember(prompt, written)

@@ -45,7 +45,7 @@ from specdec.analysis.rounds import prompt_sums
 from specdec.drafters.base.lookup import Lookup
 from specdec.plan.plan import plan
 from specdec.records import Request
-from specdec.replay.expected_rounds import Starts, agreement, starts_along
+from specdec.replay.expected_rounds import Starts, TextReplay
 from specdec.replay.walk import RoundColumns, TextStates, walk
 from specdec.sampling import generator_for
 from specdec.session.parts import open_parts
@@ -157,15 +157,15 @@ def along(names: list[str], session: tuple[str, ...], streams: Any) -> dict[str,
             drafter, single, can = each.drafter, each.primary.structure, each.drafter.capabilities
             chains = [single.resized(gamma) for gamma in GAMMAS if gamma <= (can.deepest or gamma)]
             request = replace(request, draft_generator=generator_for(0, stream.id, "draft"))
-            where = (drafter, target, chains[-1], text, request, states)
-            alike = agreement(*where)
+            replay = TextReplay(drafter, target, chains[-1], text, request, states)
+            alike = replay.agreement()
             sums[each.name].append((prompt, float(alike.beta.sum()), float(alike.proposed.sum())))
             if isinstance(drafter, Lookup):  # whose tokens may differ by gamma
                 walked = zip(chains, walk(drafter, chains, request, text), strict=True)
                 rounds[each.name] += [by_round(columns, chain.gamma, prompt) for chain, columns in walked]
             else:
                 position = can.replay == "position"
-                starts = Starts.of_positions(alike, chains[-1].gamma) if position else starts_along(*where)
+                starts = Starts.of_positions(alike, chains[-1].gamma) if position else replay.starts()
                 coins = np.random.default_rng(number).random(starts.m.shape)  # given the text, one for each token
                 lengths[each.name].append((np.cumprod(coins < starts.m, axis=1).sum(axis=1), starts.reach))
             drafter.remember(stream.prompt, text)

@@ -25,7 +25,7 @@ from specdec.clock import CpuClock, SimulatedClock
 from specdec.drafters import staged
 from specdec.drafters.base import drafters, network_drafter
 from specdec.records import Request, chain_tree
-from specdec.replay.expected_rounds import agreement, starts_along
+from specdec.replay.expected_rounds import TextReplay
 from specdec.replay.walk import Led
 from specdec.sampling import SamplingConfig, generator_for, generator_on
 from specdec.targets.causal import Causal
@@ -204,10 +204,11 @@ def test_replays_along_a_text(same, make_structure, drafter):
             for step in Led(single, target).steps(request, written, [shape]):
                 found.append((step[1], tuple(step[2].tokens), tuple(step[3])))
         if replay == "position":
-            along = agreement(single, target, chain, written, asked(target, single))
+            along = TextReplay(single, target, chain, written, asked(target, single)).agreement()
             found.append((along.beta.round(9).tolist(), along.m.round(9).tolist()))
         if replay == "start" and shape is chain:
-            found.append(starts_along(single, target, chain, written, asked(target, single)).m.round(9).tolist())
+            starts = TextReplay(single, target, chain, written, asked(target, single)).starts()
+            found.append(starts.m.round(9).tolist())
         return found
 
     same(drafter, act, 1.0)

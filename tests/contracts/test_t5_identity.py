@@ -17,7 +17,7 @@ from specdec.certification.greedy_identity import PROMPT, decoded
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.records import Request
-from specdec.replay.expected_rounds import agreement
+from specdec.replay.expected_rounds import TextReplay
 from specdec.sampling import probabilities
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
@@ -156,7 +156,7 @@ def test_the_drafters_laws_are_those_it_drafts_from(encoder_decoder, target_of, 
     p, q = (law(model, text, target.sampling)[:-1] for model in (target.model, drafter.model))
     assert (drafter.laws(PROMPT, text) - q).abs().max() < 1e-12
     structure = structures.build({"name": "chain", "gamma": 4})
-    along = agreement(drafter, target, structure, text, Request(PROMPT, len(text)))
+    along = TextReplay(drafter, target, structure, text, Request(PROMPT, len(text))).agreement()
     assert along.beta == pytest.approx(torch.minimum(p, q).sum(-1).tolist(), abs=1e-12)
     assert 0.05 < along.beta.mean() < 0.95
 

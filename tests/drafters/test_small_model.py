@@ -11,7 +11,7 @@ from fixtures.refusals import refused
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import NumericsError
 from specdec.records import Request, TextStart
-from specdec.replay.expected_rounds import agreement
+from specdec.replay.expected_rounds import TextReplay
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
 
@@ -64,7 +64,7 @@ def test_drafts_end_with_the_models_context(target, tiny_llama):
     drafter.start(TextStart(list(range(12)), 64))
     assert len(drafter.draft(chain(4))) == 0
     assert drafter.laws(PROMPT, [1, 2, 3]) is not None and drafter.laws(PROMPT, [1, 2, 3, 4]) is None
-    along = agreement(drafter, beside, chain(4), (1, 2, 3, 4, 5), Request(PROMPT, 5))
+    along = TextReplay(drafter, beside, chain(4), (1, 2, 3, 4, 5), Request(PROMPT, 5)).agreement()
     assert along.proposed.tolist() == [True, True, True, False, False]
 
 

@@ -11,7 +11,7 @@ from specdec.clock import CpuClock
 from specdec.drafters import drafters
 from specdec.drafters.base import DrafterCapabilities
 from specdec.records import EMPTY, Draft, Request, chain_tree
-from specdec.replay.expected_rounds import Starts, agreement, expected_rounds, expected_walk, rounds_along, starts_along
+from specdec.replay.expected_rounds import TextReplay, expected_walk
 from specdec.replay.walk import TextStates
 from specdec.sampling import generator_for
 from specdec.theory.dependence import replay_rounds
@@ -56,19 +56,18 @@ def test_replay_gives_the_rounds_of_live_greedy_decoding(
     structure = make_structure(shape, gamma)
     live = decode(target, drafter, structure, PROMPT, LIMIT, **of_text(text))
     assert live.tokens == text
+    replay = TextReplay(drafter, target, structure, text, request(text))
     if drafter.capabilities.replay == "calling":
-        assert expected_rounds(drafter, target, structure, text, request(text)) is None
-        walk = rounds_along(drafter, target, structure, text, request(text), CpuClock())
+        assert replay.expected_rounds() is None
+        walk = replay.rounds(CpuClock())
         assert walk.calls == walk.rounds == len(live.rounds)
     else:
-        replayed = expected_rounds(drafter, target, structure, text, request(text))
-        assert replayed == pytest.approx(len(live.rounds), abs=1e-9)
+        assert replay.expected_rounds() == pytest.approx(len(live.rounds), abs=1e-9)
 
 
 def test_agreement_of_the_oracle_is_its_coins(target, text, group_values):
     drafter = drafters.build(group_values("drafter", "oracle", alpha=0.6), target=target)
-    structure = chain(3)
-    along = agreement(drafter, target, structure, text, request(text))
+    along = TextReplay(drafter, target, chain(3), text, request(text)).agreement()
     coins = torch.rand(len(text), generator=generator_for(0, "p", "draft")) < 0.6
     assert along.beta.tolist() == along.m.tolist() == coins.double().tolist()
     assert along.proposed.all()
@@ -80,9 +79,7 @@ def test_agreement_when_sampling_is_p_of_the_proposal(group_values, table):
     law = [[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]]
     target = table(law, temperature=1.0)
     drafter = drafters.build(group_values("drafter", "ngram"), target=target)
-    structure = chain(4)
-    asked, text = Request((0, 1, 2, 0), 4), (1, 2, 1, 0)
-    along = agreement(drafter, target, structure, text, asked)
+    along = TextReplay(drafter, target, chain(4), (1, 2, 1, 0), Request((0, 1, 2, 0), 4)).agreement()
     # Proposals: 1 (seen after 0), 2 (after 0 1), 0 (after 2), 2 (after 1); beta is p of the proposal after the text.
     assert along.beta == pytest.approx((law[0][1], law[1][2], law[2][0], law[1][2]))
     assert along.m.tolist() == [1.0, 1.0, 0.0, 0.0]
@@ -115,16 +112,14 @@ Q = torch.tensor([[0.3, 0.5, 0.2], [0.4, 0.35, 0.25], [0.2, 0.2, 0.6]], dtype=to
 def test_drawn_drafts_take_the_rounds_that_enumeration_counts(table, live_rounds, whole, silent, end):
     """Chains that may end early have offers that no text tells, because they depend on the tokens that were drafted."""
     target, drafter, limit = table(P, end_token=end, temperature=1.0), Markov(Q, whole, silent), 3
-    structure, prompt = chain(2), (0, 1, 0)
+    prompt = (0, 1, 0)
     live = live_rounds(target, drafter, prompt, limit)
     assert len(live) == (3**limit if end is None else 1 + 2 + 4 * 3)
     for tokens, offered in live.items():
         asked = Request(prompt, limit, draft_generator=torch.Generator())
-        along = agreement(drafter, target, structure, tokens, asked)
-        rounds = pytest.approx(sum(offered.values()), abs=1e-12)
-        assert expected_rounds(drafter, target, structure, tokens, asked) == rounds
-        walk = expected_walk(Starts.of_positions(along, structure.gamma), limit)
-        assert walk.rounds == rounds
+        replay = TextReplay(drafter, target, chain(2), tokens, asked)
+        assert replay.expected_rounds() == pytest.approx(sum(offered.values()), abs=1e-12)
+        along, walk = replay.agreement(), expected_walk(replay.starts(), limit)
         before = (0, *tokens[:-1])
         beta = [0.0 if last == silent else float(torch.minimum(P[last], Q[last]).sum()) for last in before]
         assert along.beta == pytest.approx(beta) and along.proposed.tolist() == [last != silent for last in before]
@@ -136,10 +131,9 @@ def test_point_masses_from_every_start_offer_what_live_decoding_offers(table, li
     """An n-gram's draft follows from the text before it; texts end at token 2 or at the limit."""
     target, limit, prompt = table(P, end_token=2, temperature=1.0), 4, (0, 1, 1, 0)
     drafter = drafters.build(group_values("drafter", "ngram"), target=target)
-    structure = chain(2)
     for tokens, offered in live_rounds(target, drafter, prompt, limit).items():
-        walk = expected_walk(starts_along(drafter, target, structure, tokens, Request(prompt, limit)), limit)
-        assert walk.offered == pytest.approx(offered, abs=1e-12)
+        starts = TextReplay(drafter, target, chain(2), tokens, Request(prompt, limit)).starts()
+        assert expected_walk(starts, limit).offered == pytest.approx(offered, abs=1e-12)
 
 
 def test_states_belong_to_their_text(table):

@@ -14,7 +14,7 @@ from specdec.drafters.grounded import Grounded
 from specdec.drafters.medusa import Medusa
 from specdec.drafters.none import NoDrafter
 from specdec.records import Request
-from specdec.replay.expected_rounds import agreement, expected_rounds, expected_walk, rounds_along, starts_along
+from specdec.replay.expected_rounds import TextReplay, expected_walk
 from specdec.replay.walk import TextStates
 
 PROMPT = (7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19)
@@ -65,12 +65,13 @@ def test_greedy_rounds_are_those_of_live_decoding(target, text, fitted, make_str
         live = decoded(target, drafter, structure, PROMPT, TOKENS)
         assert live.tokens == text
         accepted.update(item.accepted for item in live.rounds)
-        walk = rounds_along(drafter, target, structure, text, request, CpuClock(), states)
+        replay = TextReplay(drafter, target, structure, text, request, states)
+        walk = replay.rounds(CpuClock())
         assert walk.rounds == len(live.rounds) and walk.calls == 0 and walk.draft_s > 0
         assert walk.offered == Counter(len(item.draft_tokens) for item in live.rounds)
-        assert expected_rounds(drafter, target, structure, text, request, states) == len(live.rounds)
+        assert replay.expected_rounds() == len(live.rounds)
         if shape == "chain":  # the other way: chances of all starts at once
-            starts = starts_along(drafter, target, structure, text, request, states)
+            starts = replay.starts()
             assert expected_walk(starts, TOKENS).rounds == len(live.rounds)
             assert set(starts.m.flat) <= {0.0, 1.0}
     assert accepted[0] > 5 and sum(accepted[number] for number in (1, 2, 3)) > 5, "rejections and acceptances"
@@ -80,13 +81,12 @@ def test_wrapped_heads_are_walked(target, text, fitted):
     drafter, request = Adaptive(fitted("medusa"), "heuristic", length=2), Request(PROMPT, TOKENS)
     assert drafter.capabilities.replay == "copying" and drafter.capabilities.reads_states
     live = decoded(target, drafter, chain(4), PROMPT, TOKENS)
-    assert expected_rounds(drafter, target, chain(4), text, request) == len(live.rounds)
+    assert TextReplay(drafter, target, chain(4), text, request).expected_rounds() == len(live.rounds)
 
 
 def test_agreement_is_that_of_the_first_head(target, text, fitted):
-    drafter, request = fitted("grounded"), Request(PROMPT, TOKENS)
-    along = agreement(drafter, target, chain(4), text, request)
-    starts = starts_along(drafter, target, chain(4), text, request)
+    replay = TextReplay(fitted("grounded"), target, chain(4), text, Request(PROMPT, TOKENS))
+    along, starts = replay.agreement(), replay.starts()
     assert along.beta.tolist() == along.m.tolist() == starts.m[:, 0].tolist() and along.proposed.all()
     assert 0.1 < along.beta.mean() < 0.9
 
@@ -108,5 +108,5 @@ def test_expected_rounds_of_each_sampled_text_are_exact(table, live_rounds, rand
     live = live_rounds(target, drafter, prompt, 3)
     assert len(live) == 3**3
     for tokens, offered in live.items():
-        replayed = expected_rounds(drafter, target, chain(2), tokens, Request(prompt, 3))
-        assert replayed == pytest.approx(sum(offered.values()), abs=1e-12)
+        replay = TextReplay(drafter, target, chain(2), tokens, Request(prompt, 3))
+        assert replay.expected_rounds() == pytest.approx(sum(offered.values()), abs=1e-12)

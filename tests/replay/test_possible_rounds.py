@@ -9,7 +9,7 @@ import torch
 import specdec.drafters.ngram
 from specdec.drafters import drafters
 from specdec.records import Request
-from specdec.replay.expected_rounds import agreement, expected_rounds, starts_along
+from specdec.replay.expected_rounds import TextReplay
 from specdec.replay.walk import walk
 from specdec.structures import structures
 from specdec.structures.tree import given
@@ -92,10 +92,10 @@ def test_no_draft_is_made_where_columns_say_it(name, group_values, monkeypatch):
     request, text = Request([1, 2, 3, 1, 2], 6), [3, 1, 2, 3, 1, 1]
     monkeypatch.setattr(drafter, "propose", None)
     assert all(len(rounds) for rounds in walk(drafter, asked, request, text))
-    chain, where = asked[0], (asked[0], text, request)
-    assert agreement(drafter, ANYWHERE, *where).proposed.any()
-    assert starts_along(drafter, ANYWHERE, *where).reach.max() <= chain.gamma
-    assert expected_rounds(drafter, ANYWHERE, *where) > 1
+    replay = TextReplay(drafter, ANYWHERE, asked[0], text, request)
+    assert replay.agreement().proposed.any()
+    assert replay.starts().reach.max() <= asked[0].gamma
+    assert replay.expected_rounds() > 1
 
 
 @pytest.mark.parametrize("name", ["ngram", "suffix"])
@@ -105,12 +105,12 @@ def test_what_columns_say_of_positions_is_what_drafts_there_say(name, shape, gro
     structure, hits, drafts = make_structure(shape, 3), 0, 0
     for _ in range(15):
         prompt, text, limit = stream(dice)
-        where = drafter, ANYWHERE, structure, text, Request(prompt, limit)
-        columns = agreement(*where)
-        starts = starts_along(*where) if shape == "chain" else None
+        replay = TextReplay(drafter, ANYWHERE, structure, text, Request(prompt, limit))
+        columns = replay.agreement()
+        starts = replay.starts() if shape == "chain" else None
         with monkeypatch.context() as patch:
             patch.setattr(drafter, "possible_rounds", unknown)
-            assert vars_in_lists(columns) == vars_in_lists(agreement(*where))
-            assert starts is None or vars_in_lists(starts) == vars_in_lists(starts_along(*where))
+            assert vars_in_lists(columns) == vars_in_lists(replay.agreement())
+            assert starts is None or vars_in_lists(starts) == vars_in_lists(replay.starts())
         hits, drafts = hits + columns.beta.sum(), drafts + columns.proposed.sum()
     assert 0 < hits < drafts

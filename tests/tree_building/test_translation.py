@@ -10,7 +10,7 @@ from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.records import Request, TextStart
-from specdec.replay.expected_rounds import expected_rounds
+from specdec.replay.expected_rounds import TextReplay
 from specdec.sampling import generator_for, probabilities
 from specdec.targets.causal import Causal
 from specdec.tree_building.translation import Translation
@@ -121,8 +121,8 @@ def test_greedy_output_is_the_targets_own(pair, gamma):
     assert sum(row.accepted for row in drafted.rounds) > 0
     # Under greedy a draft is a function of the text, so drafting again along it counts the rounds.
     assert drafter.capabilities.replay == "copying"
-    rounds = expected_rounds(drafter, target, chain(gamma), drafted.tokens, Request([A, B, D], 18))
-    assert rounds == len(drafted.rounds)
+    replay = TextReplay(drafter, target, chain(gamma), drafted.tokens, Request([A, B, D], 18))
+    assert replay.expected_rounds() == len(drafted.rounds)
 
 
 @pytest.mark.slow
