@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from specdec.theory.capped_geometric import tokens_per_round_slope
-from specdec.theory.dependence import product_identity
+from specdec.theory.capped_geometric import product_identity, tokens_per_round_slope
 
 from ..comparisons import LEVEL
 from ..intervals import Interval

@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 
-from specdec.theory.capped_geometric import tokens_per_round, tokens_per_round_rows
-from specdec.theory.dependence import product_identity
+from specdec.theory.capped_geometric import product_identity, tokens_per_round, tokens_per_round_rows
 from specdec.theory.speedup import optimal_gamma, speedup
 
 from .published import LEVIATHAN

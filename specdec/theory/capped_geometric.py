@@ -62,6 +62,13 @@ def accepted_per_offered(alpha: ArrayLike, gamma: ArrayLike) -> Values:
     return (tokens_per_round(alpha, length) - 1) / length
 
 
+def product_identity(hazards: ArrayLike) -> Values:
+    """Return E[A + 1] = 1 + sum_{k<=gamma} prod_{j<=k} h_j for h [..., gamma], h_k = P(accept k | reached k). It holds
+    whatever the dependence between acceptances (theory.md 4.1).
+    """
+    return (1 + np.cumprod(probability(hazards, "hazards"), axis=-1).sum(axis=-1))[()]
+
+
 def tokens_per_round_rows(alpha: ArrayLike, width: int, rows: ArrayLike) -> Values:
     """Return the expected tokens of a round with k independent rows of width w: (w + 1) - sum_{i<=w} (1 - alpha^i)^k.
 

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from fixtures import simulated_rounds as simulation
+from oracles.rounds import replay_rounds
 
 from specdec.analysis.acceptance import iid
 from specdec.analysis.intervals import bootstrap
 from specdec.analysis.rounds import prompt_sums
-from specdec.theory.dependence import replay_rounds
 
 pytestmark = pytest.mark.benchmark
 GAMMA, A, B = 5, 6, 2

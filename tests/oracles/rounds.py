@@ -1,4 +1,4 @@
-"""Rounds of whole texts in closed form (theory.md 2.3, 4.3 and 4.6)."""
+"""Rounds of whole texts in closed form (theory.md 2.3, 4.2, 4.3 and 4.6)."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,6 +25,18 @@ def finite_tokens_per_round(alpha: float, gamma: int, lengths: ArrayLike) -> flo
     sizes = count(lengths, "lengths", minimum=1).astype(np.int64).ravel()
     rounds = expected_rounds(alpha, gamma, int(sizes.max()))
     return float(sizes.sum() / rounds[sizes].sum())
+
+
+def replay_rounds(m: ArrayLike, gamma: int) -> float:
+    """Return V(1), the expected rounds in which a text is written whose token t passes its test with chance m_t, m [N]
+    (theory.md 4.2).
+    """
+    chances, size = probability(m, "m"), len(np.asarray(m))
+    ahead, value = np.append(chances, np.zeros(gamma)), np.zeros(size + gamma + 1)  # nothing is accepted behind the end
+    for t in reversed(range(size)):
+        passed = np.cumprod([1.0, *ahead[t : t + gamma]])  # chance that the first k are accepted
+        value[t] = 1 + (passed - np.append(passed[1:], 0.0)) @ value[t + 1 : t + gamma + 2]
+    return float(value[0])
 
 
 def greedy_rounds(agreement: ArrayLike, gamma: int) -> int:

@@ -1,20 +1,22 @@
 """Replay against live decoding: under greedy in float64 the rounds are the same, to the round."""
 
+import numpy as np
 import pytest
 import torch
 from fixtures.decoding import decode
 from fixtures.drafting import chain
-from oracles.rounds import greedy_rounds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.rounds import greedy_rounds, replay_rounds
 
 from specdec.certification.table_drafts import TableDrafter
 from specdec.clock import CpuClock
 from specdec.drafters import drafters
 from specdec.drafters.base import DrafterCapabilities
 from specdec.records import EMPTY, Draft, Request, chain_tree
-from specdec.replay.expected_rounds import TextReplay, expected_walk
+from specdec.replay.expected_rounds import Agreement, Starts, TextReplay, expected_walk
 from specdec.replay.walk import TextStates
 from specdec.sampling import generator_for
-from specdec.theory.dependence import replay_rounds
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
 LIMIT = 14
@@ -83,6 +85,14 @@ def test_agreement_when_sampling_is_p_of_the_proposal(group_values, table):
     # Proposals: 1 (seen after 0), 2 (after 0 1), 0 (after 2), 2 (after 1); beta is p of the proposal after the text.
     assert along.beta == pytest.approx((law[0][1], law[1][2], law[2][0], law[1][2]))
     assert along.m.tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(1, 14))
+@settings(max_examples=50)
+def test_chances_by_position_take_the_rounds_of_the_formula(m, gamma):
+    along = Agreement(np.ones(len(m), dtype=bool), np.array(m), np.array(m))
+    walk = expected_walk(Starts.of_positions(along, gamma), len(m))
+    assert walk.rounds == pytest.approx(replay_rounds(m, gamma), rel=1e-9)
 
 
 class Markov(TableDrafter):

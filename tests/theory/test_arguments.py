@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from specdec.theory.capped_geometric import accepted_per_offered, tokens_per_round
-from specdec.theory.dependence import product_identity, replay_rounds
+from specdec.theory.capped_geometric import accepted_per_offered, product_identity, tokens_per_round
 from specdec.theory.distinct_experts import distinct_experts
 from specdec.theory.roofline import Product, padded_rows, ridge_rows
 from specdec.theory.speedup import batch_speedup, optimal_gamma, oracle_speedup, speedup
@@ -19,8 +18,6 @@ REFUSED = {
     "alpha must lie between 0 and 1": [lambda alpha=alpha: tokens_per_round(alpha, 3) for alpha in (-0.1, 1.1, np.nan)],
     "gamma must be a whole number": [lambda gamma=gamma: tokens_per_round(0.5, gamma) for gamma in (-1, 2.5, np.nan)],
     "at least 1": [lambda: accepted_per_offered(0.5, 0)],
-    "m must lie between 0 and 1": [lambda: replay_rounds([0.5, 1.2], 2)],
-    "one vector": [lambda: replay_rounds(np.ones((2, 2)), 2)],
     "hazards": [lambda: product_identity([0.5, -0.1])],
     r"must|between|whole": [
         *(lambda given=given: distinct_experts(*given) for given in (([0.5, 1.1], 1), ([0.5], -1), ([0.5], 1.5))),

@@ -10,7 +10,7 @@ from oracles import acceptance, calls, multi_draft, queueing, rounds
 from specdec.analysis.acceptance import estimates, iid, models
 from specdec.analysis.account import gap_account
 from specdec.drafters import model_unigram
-from specdec.theory import capped_geometric, dependence, distinct_experts, roofline, speedup, trees
+from specdec.theory import capped_geometric, distinct_experts, roofline, speedup, trees
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "notebooks" / "guide" / "theory.md"
@@ -18,7 +18,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 SECTIONS = set(re.findall(r"^#{2,3} (\d+(?:\.\d+)?) ", TEXT, re.MULTILINE))
 LINE = re.compile(r"^\| `(.+)` \| (-?\d.*) \|$", re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-MODULES = (capped_geometric, dependence, distinct_experts, roofline, speedup, trees)
+MODULES = (capped_geometric, distinct_experts, roofline, speedup, trees)
 ORACLES = (acceptance, calls, multi_draft, queueing, rounds)
 
 CITATION = re.compile(r"theory\.md (\d[\d.]*(?:(?: and | to )\d[\d.]*)*)")

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from fixtures import simulated_rounds as simulation
+from oracles.rounds import replay_rounds
 
 from specdec.analysis.acceptance import iid
 from specdec.analysis.acceptance.estimates import estimate_alpha
-from specdec.theory.dependence import replay_rounds
 
 
 def test_prompts_statistic_by_hand(d4):

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from fixtures import simulated_rounds as simulation
+from oracles.rounds import replay_rounds
 
 from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.read.runs import Run
-from specdec.theory.dependence import replay_rounds
 
 
 @pytest.fixture

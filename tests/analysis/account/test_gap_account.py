@@ -5,10 +5,10 @@ from math import log, prod
 import numpy as np
 import pandas as pd
 import pytest
+from oracles.rounds import replay_rounds
 
 from specdec.analysis.account.gap_account import FACTORS, Account, account_table, gap_account
 from specdec.analysis.rounds import prompt_sums
-from specdec.theory.dependence import replay_rounds
 
 
 def account_of(
