@@ -16,11 +16,12 @@ from specdec.certification.certificate import Check, Verdict, attempted, not_app
 from specdec.certification.enumeration import Enumeration
 from specdec.certification.table_drafts import FILL, WAYS, TableDrafter, small_structure
 from specdec.clock import CpuClock
-from specdec.decode import decode_round, generate
+from specdec.decode import decode_round
 from specdec.drafters.base import Drafter
 from specdec.errors import UsageError
 from specdec.records import EMPTY, Request, TextStart
 from specdec.sampling import SamplingConfig, probabilities
+from specdec.session.arm import Arm
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.targets.table import Table, TableConfig
@@ -60,24 +61,21 @@ def random_law(size: int, seed: int, spread: float = 1.2) -> Tensor:
     return (torch.randn(size, size, generator=generator, dtype=torch.float64) * spread).softmax(-1)
 
 
-def round_law(
-    enumeration: Enumeration,
-    target: Target,
-    drafter: Drafter,
-    verifier: Verifier,
-    structure: Structure,
-    root: int,
-    rounds: int = 1,
-) -> Law:
+def arm_of(target: Target, drafter: Drafter, verifier: Verifier, structure: Structure) -> Arm:
+    """Return a combination under test."""
+    return Arm(method="certified", target=target, drafter=drafter, verifier=verifier, structure=structure)
+
+
+def round_law(enumeration: Enumeration, arm: Arm, root: int, rounds: int = 1) -> Law:
     """Return the chance of every sequence of tokens that `rounds` rounds after `root` commit."""
-    clock = CpuClock()
+    target, drafter, generator, clock = arm.target, arm.drafter, enumeration.generator, CpuClock()
 
     def run() -> tuple[int, ...]:
         target.start(TextStart([root], 0))
-        drafter.start(TextStart([root], 64, generator=enumeration.generator))
+        drafter.start(TextStart([root], 64, generator=generator))
         committed: tuple[int, ...] = ()
         for _ in range(rounds):
-            decided, _ = decode_round(target, drafter, verifier, structure, enumeration.generator, clock)
+            decided, _ = decode_round(target, drafter, arm.verifier, arm.structure, generator, clock)
             committed += decided.committed
         return committed
 
@@ -100,24 +98,16 @@ def target_law(target: Target) -> np.ndarray:
     return np.stack(rows)
 
 
-def bias(
-    enumeration: Enumeration,
-    target: Target,
-    drafter: Drafter,
-    verifier: Verifier,
-    structure: Structure,
-    rounds: int = 1,
-    roots: Sequence[int] | None = None,
-) -> float:
+def bias(enumeration: Enumeration, arm: Arm, rounds: int = 1, roots: Sequence[int] | None = None) -> float:
     """Return the largest error of the joint law of a whole round's (or several rounds') tokens, over all roots or the
     given ones: 0 up to `EXACT` for a lossless rule.
     """
-    p = target_law(target)
-    length = rounds * (structure.gamma + 1)
+    p = target_law(arm.target)
+    length = rounds * (arm.gamma + 1)
     worst = 0.0
-    for root in range(target.vocab_size) if roots is None else roots:
+    for root in range(len(p)) if roots is None else roots:
         total = np.zeros((len(p),) * length)
-        for committed, chance in round_law(enumeration, target, drafter, verifier, structure, root, rounds).items():
+        for committed, chance in round_law(enumeration, arm, root, rounds).items():
             # The target itself writes the tokens that follow the committed ones.
             total[committed] += chance * continuation(p, committed[-1], length - len(committed))
         worst = max(worst, float(np.abs(total - continuation(p, root, length)).max()))
@@ -142,25 +132,15 @@ def largest_error(one: Law, other: Law) -> float:
     return max(abs(one.get(text, 0.0) - other.get(text, 0.0)) for text in {*one, *other})
 
 
-def text_bias(
-    enumeration: Enumeration,
-    target: Target,
-    drafter: Drafter,
-    verifier: Verifier,
-    structure: Structure,
-    prompt: Sequence[int],
-    length: int,
-) -> float:
+def text_bias(enumeration: Enumeration, arm: Arm, prompt: Sequence[int], length: int) -> float:
     """Return the largest error of the law of the outputs of the real loop, limit and end token included."""
 
     def run() -> tuple[int, ...]:
         generator = enumeration.generator
         request = Request(prompt, length, draft_generator=generator, accept_generator=generator)
-        return generate(
-            target=target, drafter=drafter, verifier=verifier, structure=structure, request=request, clock=CpuClock()
-        ).tokens
+        return arm.decode(request, CpuClock()).tokens
 
-    return largest_error(enumeration.law(run), own_law(target, prompt, length))
+    return largest_error(enumeration.law(run), own_law(arm.target, prompt, length))
 
 
 def law_pair(
@@ -225,7 +205,8 @@ def drafter_checks(make: Callable[[Target], Drafter], verifier: Verifier, struct
         return [not_applicable("exact", name, "it is made for another vocabulary, or reads a recorded text")]
 
     def error(enumeration: Enumeration) -> float:
-        return text_bias(enumeration, target, drafter, verifier, small_structure(structure, 2), PROMPT, length)
+        arm = arm_of(target, drafter, verifier, small_structure(structure, 2))
+        return text_bias(enumeration, arm, PROMPT, length)
 
     return _enumerated(name, [error])
 
@@ -274,8 +255,8 @@ def _cases(verifier: Verifier, structure: str) -> dict[str, list[Case]]:
 
         def case(enumeration: Enumeration) -> float:
             target, q = law_pair(size, temperature, CUTS[cut])
-            shape, roots = small_structure(structure, gamma), None if chain else [size - 1]
-            return bias(enumeration, target, TableDrafter(q, way), verifier, shape, number, roots)
+            arm = arm_of(target, TableDrafter(q, way), verifier, small_structure(structure, gamma))
+            return bias(enumeration, arm, number, None if chain else [size - 1])
 
         return case
 
@@ -283,8 +264,8 @@ def _cases(verifier: Verifier, structure: str) -> dict[str, list[Case]]:
         def case(enumeration: Enumeration) -> float:
             _, q = law_pair(size, warmest, CUTS["uncut"])
             target = table_target(random_law(size, 5), end_token, temperature=warmest)
-            shape = small_structure(structure, gamma)
-            return text_bias(enumeration, target, TableDrafter(q, way), verifier, shape, [1], length)
+            arm = arm_of(target, TableDrafter(q, way), verifier, small_structure(structure, gamma))
+            return text_bias(enumeration, arm, [1], length)
 
         return case
 

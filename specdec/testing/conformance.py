@@ -22,6 +22,7 @@ from specdec.certification.enumeration import Enumeration
 from specdec.certification.exact import (
     CUTS,
     EXACT,
+    arm_of,
     bias,
     drafter_checks,
     law_pair,
@@ -259,7 +260,7 @@ def exact_law_of_a_round(structure: Structure) -> None:
             target, q = law_pair(size, 1.0, CUTS["uncut"])
             rule = verifiers.build({"name": "speculative_sampling"})
             for way in WAYS[structure.name]:
-                error = bias(Enumeration(), target, TableDrafter(q, way), rule, shape, roots=[0])
+                error = bias(Enumeration(), arm_of(target, TableDrafter(q, way), rule, shape), roots=[0])
                 require(error <= EXACT, f"With {way} drafts a round has another law than the target's ({error:.1e}).")
             return
     raise SkipTest("a draft of one or two levels is too large to enumerate, or nothing of `FILL` fills it")

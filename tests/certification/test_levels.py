@@ -10,7 +10,7 @@ import specdec.decode
 from specdec.certification import exact, greedy_identity
 from specdec.certification.certificate import concluded
 from specdec.certification.certifier import near_tie_check, report
-from specdec.certification.exact import random_law, rule_checks, table_target
+from specdec.certification.exact import arm_of, random_law, rule_checks, table_target
 from specdec.certification.greedy_identity import identity_checks
 from specdec.certification.statistical import draw
 from specdec.certification.table_drafts import FILL, WAYS, TableDrafter, small_structure
@@ -18,7 +18,6 @@ from specdec.certification.tiny_models import load_tiny_model
 from specdec.config import CertificateConfig
 from specdec.drafters.small_model import SmallModel
 from specdec.records import Draft
-from specdec.session.arm import Arm
 from specdec.session.divergence import Divergence
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
@@ -43,10 +42,6 @@ DRAFTED = "drawn drafts against their own q, by rank"
 
 def rule(name=RULE):
     return verifiers.build({"name": name})
-
-
-def arm_of(target, drafter, verifier, structure):
-    return Arm(method="test", target=target, drafter=drafter, structure=structure, verifier=verifier)
 
 
 def table_arm(verifier, structure, way="independent", drafter=TableDrafter, size=4, gamma=2):

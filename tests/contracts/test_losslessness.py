@@ -19,7 +19,7 @@ from oracles import multi_draft
 from torch import Tensor
 
 from specdec.certification.enumeration import Unfollowed
-from specdec.certification.exact import CUTS, EXACT, PROMPT, bias, law_pair, round_law, target_law, text_bias
+from specdec.certification.exact import CUTS, EXACT, PROMPT, arm_of, bias, law_pair, round_law, target_law, text_bias
 from specdec.certification.table_drafts import FILL, WAYS, TableDrafter, small_structure
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
@@ -74,7 +74,7 @@ ROUNDS = [
 @pytest.mark.parametrize(("verifier", "structure", "temperature", "way", "gamma", "cut"), sorted(pairwise(ROUNDS)))
 def test_a_whole_round_has_the_targets_law(enumeration, verifier, structure, temperature, way, gamma, cut):
     rule, target, q = rule_and_pair(verifier, 3 if gamma > 2 else 4, cut, temperature)
-    assert bias(enumeration, target, TableDrafter(q, way), rule, small_structure(structure, gamma)) < EXACT
+    assert bias(enumeration, arm_of(target, TableDrafter(q, way), rule, small_structure(structure, gamma))) < EXACT
 
 
 SIBLINGS = [
@@ -88,7 +88,7 @@ SIBLINGS = [
 def test_siblings_leave_the_targets_law(enumeration, verifier, structure, way, cut):
     rule, target, q = rule_and_pair(verifier, 4, cut)
     shape = small_structure(structure, 1)
-    assert bias(enumeration, target, TableDrafter(q, way), rule, shape, roots=[3]) < EXACT
+    assert bias(enumeration, arm_of(target, TableDrafter(q, way), rule, shape), roots=[3]) < EXACT
 
 
 STARTS = (2, 0, "uncut"), (2, 1, "uncut"), (3, 2, "top_k")
@@ -99,7 +99,7 @@ BRANCHES = [(*case, *STARTS[turn % 3]) for turn, case in enumerate(BRANCHING)]
 def test_branches_leave_the_targets_law(enumeration, verifier, structure, way, size, root, cut):
     rule, target, q = rule_and_pair(verifier, size, cut)
     shape = small_structure(structure, 2)
-    assert bias(enumeration, target, TableDrafter(q, way), rule, shape, roots=[root]) < EXACT
+    assert bias(enumeration, arm_of(target, TableDrafter(q, way), rule, shape), roots=[root]) < EXACT
 
 
 def test_supports_are_unequal_where_they_should_be():
@@ -124,7 +124,7 @@ def test_the_loop_writes_the_targets_law(enumeration, verifier, structure, way, 
     """Texts take several rounds, the last of which is cut."""
     rule, target, q = rule_and_pair(verifier, size, "uncut")
     shape = small_structure(structure, gamma)
-    assert text_bias(enumeration, target, TableDrafter(q, way), rule, shape, [1], length) < EXACT
+    assert text_bias(enumeration, arm_of(target, TableDrafter(q, way), rule, shape), [1], length) < EXACT
 
 
 # Every drafter in every structure under the rule of sampling, and each other rule with a drafter that fills them all:
@@ -150,7 +150,8 @@ def test_registered_drafters_leave_the_law_alone(
     target = small_target(drafter, 3, seed=5, temperature=0.0 if rule.capabilities.greedy_only else 1.0, top_k=2)
     proposes = drafters.build(drafter_values(drafter, 3, target), target=target)
     try:
-        error = text_bias(enumeration, target, proposes, rule, small_structure(structure, 2), PROMPT, 3)
+        arm = arm_of(target, proposes, rule, small_structure(structure, 2))
+        error = text_bias(enumeration, arm, PROMPT, 3)
     except UsageError as refusal:
         assert verifier == "k_seq" and "drawn independently" in str(refusal)
         pytest.skip("draws are without replacement")
@@ -193,7 +194,8 @@ class Biased(Verifier):
 def test_a_biased_rule_is_caught(enumeration):
     target, q = law_pair(3, 1.0, CUTS["uncut"])
     for mistake in ("", "residual_is_p", "wrong_q", "inverted", "lenient"):
-        error = bias(enumeration, target, TableDrafter(q), Biased(mistake), small_structure("chain", 1), roots=[2])
+        arm = arm_of(target, TableDrafter(q), Biased(mistake), small_structure("chain", 1))
+        error = bias(enumeration, arm, roots=[2])
         assert error > 1e-3 if mistake else error < EXACT, mistake
 
 
@@ -205,7 +207,7 @@ def test_randomness_outside_the_harness_is_caught(enumeration):
 
     target, q = law_pair(2, 1.0, CUTS["uncut"])
     with pytest.raises(Unfollowed, match="random"):
-        bias(enumeration, target, TableDrafter(q), Sneaky(""), small_structure("chain", 1))
+        bias(enumeration, arm_of(target, TableDrafter(q), Sneaky(""), small_structure("chain", 1)))
 
 
 P, Q = [0.5, 0.3, 0.15, 0.05], [0.2, 0.5, 0.1, 0.2]  # of theory.md 1.4's table
@@ -229,7 +231,7 @@ def test_the_chance_that_one_of_several_drafts_is_accepted(enumeration, table, v
     for drafts, chance in enumerate(expected, start=2):
         shape = structures.build({"name": "rows", "k": drafts, "w": 1, "budget": 8})
         rule = verifiers.build({"name": verifier})
-        law = round_law(enumeration, target, TableDrafter(q, way), rule, shape, 0)
+        law = round_law(enumeration, arm_of(target, TableDrafter(q, way), rule, shape), 0)
         accepted = sum(weight for committed, weight in law.items() if len(committed) == 2)
         assert accepted == pytest.approx(chance, abs=1e-6)
         assert accepted == pytest.approx(theory(P, Q, drafts), abs=1e-9)
@@ -254,7 +256,7 @@ def test_independent_tests_with_one_residual_are_caught(enumeration, table):
 
     target, q = table([P] * 4, temperature=1.0), torch.tensor([Q] * 4, dtype=torch.float64)
     shape = structures.build({"name": "rows", "k": 2, "w": 1, "budget": 8})
-    first = first_of(round_law(enumeration, target, TableDrafter(q), Naive(), shape, 0))
+    first = first_of(round_law(enumeration, arm_of(target, TableDrafter(q), Naive(), shape), 0))
     assert first == pytest.approx([0.375, 0.405, 0.1525, 0.0675], abs=EXACT)
 
 
@@ -271,7 +273,7 @@ def test_a_sibling_that_reports_another_q_is_caught(enumeration, way):
             return Draft(draft.tokens, draft.tree, q / q.sum(-1, keepdim=True), draws=draft.draws)
 
     rule, target, q = rule_and_pair("speculative_sampling", 3, "uncut")
-    assert bias(enumeration, target, Swapped(q, way), rule, small_structure("tree", 1)) > 1e-3
+    assert bias(enumeration, arm_of(target, Swapped(q, way), rule, small_structure("tree", 1))) > 1e-3
 
 
 @pytest.mark.parametrize("verifier", [name for name in verifiers.names() if verifiers.get(name).capabilities.lossless])
