@@ -13,10 +13,13 @@ from specdec.certification.table_drafts import TableDrafter
 from specdec.clock import CpuClock
 from specdec.drafters import drafters
 from specdec.drafters.base import DrafterCapabilities
+from specdec.errors import UsageError
 from specdec.records import EMPTY, Draft, Request, chain_tree
-from specdec.replay.expected_rounds import Agreement, Starts, TextReplay, expected_walk
+from specdec.replay.expected_rounds import Agreement, Starts, TextReplay, expected_walk, lengths_ahead
 from specdec.replay.walk import TextStates
 from specdec.sampling import generator_for
+from specdec.serving.arrivals import ServedText
+from specdec.text.streams import Stream
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
 LIMIT = 14
@@ -144,6 +147,31 @@ def test_point_masses_from_every_start_offer_what_live_decoding_offers(table, li
     for tokens, offered in live_rounds(target, drafter, prompt, limit).items():
         starts = TextReplay(drafter, target, chain(2), tokens, Request(prompt, limit)).starts()
         assert expected_walk(starts, limit).offered == pytest.approx(offered, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["ngram", "small_model", "medusa"])
+def test_a_walk_of_the_lengths_takes_the_rounds_of_live_decoding(target, drafter_values, name):
+    """Accepted lengths by position, walked at every gamma."""
+    long = decode(target, "none", 1, PROMPT, 36).tokens
+    drafter = drafters.build(drafter_values(name, target.vocab_size, target), target=target)
+    gammas = [gamma for gamma in (1, 5) if gamma <= (drafter.capabilities.deepest or gamma)]
+    found = lengths_ahead(drafter, target, [chain(gamma) for gamma in gammas], Stream("t", "", PROMPT, long))
+    assert list(found) == gammas and max(found[gammas[-1]]) > 1
+    served = ServedText(1, found[gammas[-1]], found)
+    for gamma in gammas:
+        live = decode(target, drafter, chain(gamma), PROMPT, 36, **of_text())
+        assert live.tokens == long
+        position = 0
+        for each in live.rounds:
+            assert served.committed(position, gamma) == len(each.committed)
+            position += len(each.committed)
+        assert served.rounds(gamma) == len(live.rounds)
+
+
+def test_a_drafter_whose_rounds_depend_on_earlier_ones_has_no_lengths(target, text, drafter_values):
+    drafter = drafters.build(drafter_values("jacobi", target.vocab_size, target), target=target)
+    with pytest.raises(UsageError, match="depends on the rounds before"):
+        lengths_ahead(drafter, target, [chain(2)], Stream("t", "", PROMPT, text))
 
 
 def test_states_belong_to_their_text(table):
