@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from specdec.certification.certificate import Check, Verdict, attempted, not_applicable
+from specdec.certification.exact import arm_of
 from specdec.certification.tiny_models import ARCHITECTURES, load_tiny_model
 from specdec.clock import CpuClock
-from specdec.decode import generate
 from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.errors import UsageError
-from specdec.records import Draft, Generation, Source, Tree
+from specdec.records import Draft, Source, Tree
 from specdec.sampling import SamplingConfig
-from specdec.session.arm import seeded_request
+from specdec.session.arm import Arm, seeded_request
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.targets.base.contract import Evaluation
@@ -77,26 +77,6 @@ class Scattered(Drafter):
         return Draft(torch.tensor(tokens, dtype=torch.long), tree, source=(Source("scattered", 0),) * len(tree))
 
 
-def decoded(
-    target: Target,
-    drafter: Drafter,
-    verifier: Verifier,
-    structure: Structure,
-    reference: Sequence[int] | None = None,
-    prompt: Sequence[int] = PROMPT,
-    length: int = NEW_TOKENS,
-) -> Generation:
-    """Return the output of the real loop for a prompt, of `length` tokens."""
-    return generate(
-        target=target,
-        drafter=drafter,
-        verifier=verifier,
-        structure=structure,
-        request=seeded_request(target, ("prompt", prompt), length, 0, ("draft", "accept"), reference),
-        clock=CpuClock(),
-    )
-
-
 def identity_checks(
     verifier: Verifier, structure: Structure, make: Callable[[Target], Drafter] | None = None
 ) -> list[Check]:
@@ -115,12 +95,13 @@ def identity_checks(
     name = "greedy identity: any path"
     if structure.name in Scattered.capabilities.fills:
         cases: list[_Case] = [
-            (tiny_target(architecture, evaluation), Scattered(own_greedy(architecture)), rule, own_greedy(architecture))
+            (arm_of(tiny_target(architecture, evaluation), Scattered(own), rule, structure), own)
             for architecture in sorted(ARCHITECTURES)
+            for own in (own_greedy(architecture),)
             for evaluation in evaluations
             for rule in rules
         ]
-        checks = _compared(name, structure, cases)
+        checks = _compared(name, cases)
     else:
         checks = [not_applicable("exact", name, f"a {structure.name} draft follows the drafter's confidence")]
     return checks if make is None else [*checks, *drafter_identity(make, verifier.for_greedy(), structure)]
@@ -142,19 +123,20 @@ def drafter_identity(make: Callable[[Target], Drafter], verifier: Verifier, stru
             return [not_applicable("exact", name, f"it drafts with a model of its own ({refusal})")]
         if drafter.capabilities.vocab_size not in (None, target.vocab_size):
             return [not_applicable("exact", name, "it is made for another vocabulary")]
-        cases.append((target, drafter, verifier, own_greedy(architecture)))
-    return _compared(name, structure, cases)
+        cases.append((arm_of(target, drafter, verifier, structure), own_greedy(architecture)))
+    return _compared(name, cases)
 
 
-_Case = tuple[Target, Drafter, Verifier, tuple[int, ...]]  # the last: tokens that the output should have
+_Case = tuple[Arm, tuple[int, ...]]  # and the tokens that its output should have
 
 
-def _compared(name: str, structure: Structure, cases: Sequence[_Case]) -> list[Check]:
+def _compared(name: str, cases: Sequence[_Case]) -> list[Check]:
     def check() -> list[Check]:
         parted, accepted = 0, 0
-        for target, drafter, verifier, own in cases:
-            reference = own if drafter.capabilities.needs_reference else None
-            generation = decoded(target, drafter, verifier, structure, reference)
+        for arm, own in cases:
+            reference = own if arm.drafter.capabilities.needs_reference else None
+            request = seeded_request(arm.target, ("prompt", PROMPT), NEW_TOKENS, 0, ("draft", "accept"), reference)
+            generation = arm.decode(request, CpuClock())
             parted += generation.tokens != own
             accepted += sum(row.accepted for row in generation.rounds)
         verdict: Verdict = "FAILED" if parted else "passed"

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures.decoding import decode
 from fixtures.plain_laws import VOCABULARY, plain_greedy
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from specdec.certification.greedy_identity import GREEDY, PROMPT, Scattered, decoded
+from specdec.certification.greedy_identity import GREEDY, PROMPT, Scattered
 from specdec.errors import ModelLoadError
 from specdec.models.model_lengths import lengths_of
 from specdec.targets.causal import Causal
-from specdec.verifiers.base.contract import verifiers
 
 pytestmark = pytest.mark.benchmark
 
@@ -190,8 +190,7 @@ def test_an_architecture_is_served_as_plain_passes_say_or_refused(model_type, ma
     prompt = long_prompt([length for length in lengths if length + 40 < target.context_length])
     own = plain_greedy(model, prompt, 28, VOCABULARY)
     for shape in ("chain", "tree"):
-        rule, structure = verifiers.build({"name": "greedy"}), make_structure(shape, 4)
-        found = decoded(target, Scattered(own), rule, structure, prompt=prompt)
+        found = decode(target, Scattered(own), make_structure(shape, 4), prompt, 28)
         assert found.tokens == own, shape
     errors = {check: float(f"{error:.1e}") for check, error in probed.errors.items()}
     log_figure(

@@ -7,9 +7,9 @@ structure.
 """
 
 import pytest
+from fixtures.decoding import decode, seeded
 from fixtures.two_tiers import pairwise
 
-from specdec.certification import greedy_identity
 from specdec.certification.greedy_identity import NEW_TOKENS, PROMPT, Scattered, own_greedy, tiny_target
 from specdec.drafters.base import drafters
 from specdec.structures.base import structures
@@ -20,8 +20,7 @@ LENGTH = 18  # longer than prompts and windows of the tiny models
 
 
 def decoded(target, drafter, verifier, structure, reference=None, length=LENGTH):
-    rule = verifiers.build({"name": verifier})
-    return greedy_identity.decoded(target, drafter, rule, structure, reference, PROMPT, length)
+    return decode(target, drafter, structure, PROMPT, length, verifier, reference=reference, **seeded())
 
 
 # What a kind of model can break is masks, positions and the cache: every architecture is shown drafts of which any path

@@ -9,11 +9,12 @@ from functools import cache
 
 import pytest
 import torch
+from fixtures.decoding import decode, seeded
 from fixtures.drafting import shaken
 from fixtures.tiny_models import ENCODER_DECODERS
 from fixtures.two_tiers import pairwise
 
-from specdec.certification.greedy_identity import PROMPT, decoded
+from specdec.certification.greedy_identity import PROMPT
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.records import Request
@@ -117,8 +118,8 @@ def test_output_is_the_models_own(
     try:
         built = drafter_of(drafter, target, encoder_decoder)
         reference = own if built.capabilities.needs_reference else None
-        rule = verifiers.build({"name": verifier})
-        generation = decoded(target, built, rule, make_structure(shape, gamma), reference, PROMPT, LENGTH)
+        how = {"reference": reference, **seeded()}
+        generation = decode(target, built, make_structure(shape, gamma), PROMPT, LENGTH, verifier, **how)
     except UsageError as refusal:
         assert "encoder-decoder" in str(refusal)
         pytest.skip(str(refusal))
@@ -136,8 +137,8 @@ def test_sampling_sees_exact_laws(encoder_decoder, target_of, drafter_of, make_s
     seen = []
     verify = target.verify
     monkeypatch.setattr(target, "verify", lambda draft: seen.append((draft, verify(draft))) or seen[-1][1])
-    rule = verifiers.build({"name": "speculative_sampling"})
-    generation = decoded(target, drafter, rule, make_structure("chain", 4), None, PROMPT, LENGTH)
+    shape = make_structure("chain", 4)
+    generation = decode(target, drafter, shape, PROMPT, LENGTH, "speculative_sampling", **seeded())
     assert any(row.rejected for row in generation.rounds) and any(row.accepted for row in generation.rounds)
     text: list[int] = []
     for (draft, p), row in zip(seen, generation.rounds, strict=True):

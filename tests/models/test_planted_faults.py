@@ -4,6 +4,7 @@ with short windows and with long ones.
 
 import pytest
 import torch
+from fixtures.decoding import decode
 from fixtures.faulty_architecture import (
     Fault,
     LayerCall,
@@ -17,11 +18,10 @@ from fixtures.faulty_architecture import (
 from fixtures.plain_laws import plain_greedy
 
 from specdec.batching.batch_target import batch_target
-from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, Scattered, decoded
+from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, Scattered
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models.comparison import Comparison
 from specdec.targets.causal import Causal
-from specdec.verifiers.base.contract import verifiers
 
 # Contexts in which nothing is compared far behind the beginning, where a fault would be met as well.
 SIZES = {"short": dict(window=6, chunk=8), "long": dict(window=68, chunk=90)}
@@ -148,8 +148,7 @@ def check_decoding(target, size, make_structure):
     """Assert that what is served decodes what plain passes say, behind the windows."""
     own = plain_greedy(target.model, prompt_of(size), NEW_TOKENS)
     for shape in ("chain", "tree"):
-        rule = verifiers.build({"name": "greedy"})
-        written = decoded(target, Scattered(own), rule, make_structure(shape, 4), prompt=prompt_of(size))
+        written = decode(target, Scattered(own), make_structure(shape, 4), prompt_of(size), NEW_TOKENS)
         assert written.tokens == own, shape
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures.decoding import decode
 from fixtures.faulty_architecture import mask_of_another_layer_type, one_window_for_all_texts, toy
 from fixtures.loaded_models import load, random_model
 from fixtures.plain_laws import plain_greedy
 
 from specdec import progress
-from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, PROMPT, Scattered, decoded
+from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, PROMPT, Scattered
 from specdec.certification.tiny_models import ARCHITECTURES, VOCABULARY
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import ModelLoadError, UsageError
@@ -26,7 +27,6 @@ from specdec.models.probe import open_decoder, position_border, probe
 from specdec.targets.base import targets
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
-from specdec.verifiers.base.contract import verifiers
 
 SIZES = dict(
     vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -82,7 +82,6 @@ def model_of(family: str) -> Any:
     return random_model(*FAMILIES[family][:2])
 
 
-GREEDY_RULE = {"name": "greedy"}
 SERVED = sorted(name for name, (_, _, how) in FAMILIES.items() if how in ("packed", "rows"))
 REFUSED = sorted(FAMILIES.keys() - set(SERVED))
 
@@ -103,7 +102,7 @@ def test_a_family_that_is_served_decodes_what_plain_passes_say(family, make_stru
         assert model.config.model_type in sentence and "by rows only" in sentence
     own = plain_greedy(model, PROMPT, NEW_TOKENS)
     for shape in ("chain", "tree"):
-        found = decoded(target, Scattered(own), verifiers.build(GREEDY_RULE), make_structure(shape, 4))
+        found = decode(target, Scattered(own), make_structure(shape, 4), PROMPT, NEW_TOKENS)
         assert found.tokens == own, shape
         assert any(row.accepted for row in found.rounds) and any(row.rejected for row in found.rounds)
 
@@ -264,7 +263,7 @@ def test_a_prefill_that_fails_in_pieces_is_made_in_one_call(altered, make_struct
     assert not target.decoder.probed.pieces and target.decoder.probed.packed
     assert "prefilled in one call" in target.remarks[0] and "(llama, " in target.remarks[0]
     own = plain_greedy(model, PROMPT, NEW_TOKENS)
-    found = decoded(target, Scattered(own), verifiers.build(GREEDY_RULE), make_structure("tree", 4))
+    found = decode(target, Scattered(own), make_structure("tree", 4), PROMPT, NEW_TOKENS)
     assert found.tokens == own
 
 
@@ -305,11 +304,10 @@ def test_a_drafter_by_rows_drafts_chains(make_structure):
     target = Causal(model_of("llama"), GREEDY)
     drafter = SmallModel(model_of("mpt"), target)
     own = plain_greedy(target.model, PROMPT, NEW_TOKENS)
-    rule = verifiers.build(GREEDY_RULE)
-    assert decoded(target, drafter, rule, make_structure("chain", 3)).tokens == own
+    assert decode(target, drafter, make_structure("chain", 3), PROMPT, NEW_TOKENS).tokens == own
     assert drafter.batched(2) is None and "by rows only" in drafter.notes[0]
     with pytest.raises(UsageError, match=r"structure=tree: with a mpt model.*structure=chain"):
-        decoded(target, drafter, rule, make_structure("tree", 3))
+        decode(target, drafter, make_structure("tree", 3), PROMPT, NEW_TOKENS)
 
 
 WIDE = 20  # tokens
@@ -337,8 +335,8 @@ def test_windows_of_an_encoder_decoder_are_crossed(make_structure):
     own = tuple(model.generate(torch.tensor([PROMPT * 3]), max_new_tokens=NEW_TOKENS, do_sample=False)[0, 1:].tolist())
     assert len(PROMPT) * 3 > WIDE < len(own) and len(set(own)) > 3
     for shape in ("chain", "tree"):
-        rule, structure = verifiers.build(GREEDY_RULE), make_structure(shape, 4)
-        assert decoded(target, Scattered(own), rule, structure, prompt=PROMPT * 3).tokens == own, shape
+        found = decode(target, Scattered(own), make_structure(shape, 4), PROMPT * 3, NEW_TOKENS)
+        assert found.tokens == own, shape
 
 
 def no_window_behind_a_cache(inputs: dict[str, Any]) -> None:

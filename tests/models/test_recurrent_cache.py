@@ -9,12 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixtures.decoding import decode, seeded
 from fixtures.plain_laws import plain_greedy
 from fixtures.recurrent_families import recurrent_model
 
 from specdec import hub
 from specdec.batching.batch_target import batch_target
-from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, PROMPT, Scattered, decoded
+from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, PROMPT, Scattered
 from specdec.drafters import drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import ModelLoadError, UsageError
@@ -24,7 +25,6 @@ from specdec.models.path_batch import path_batch
 from specdec.models.probe import missing_kernels
 from specdec.records import Tree, chain_tree
 from specdec.targets.causal import Causal
-from specdec.verifiers.base.contract import verifiers
 
 # Each with the drafter that it is tried with besides. Of the first tier are those whose states are recorded, stepped
 # and replayed (no recurrence, only steps, a delta rule); qwen3_5 and lfm2_moe keep the states of others.
@@ -50,12 +50,11 @@ def test_a_family_writes_its_own_greedy_text(family, besides, make_structure, dr
     target = target_of(family)
     own = plain_greedy(target.model, PROMPT, NEW_TOKENS)
     assert len(set(own)) > 1 and target.evaluation == "rows"
-    rule = verifiers.build({"name": "greedy"})
     for name, shape in (("scattered", "chain"), ("scattered", "tree"), (besides, "chain")):
         made = (
             Scattered(own) if name == "scattered" else drafters.build(drafter_values(name, 61, target), target=target)
         )
-        found = decoded(target, made, rule, make_structure(shape, 4))
+        found = decode(target, made, make_structure(shape, 4), PROMPT, NEW_TOKENS, **seeded())
         assert found.tokens == own, (name, shape)
         assert all(row.marks.accepted <= row.marks.restored <= row.marks.committed for row in found.rounds)
         if name == "scattered":
