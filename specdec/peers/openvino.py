@@ -10,7 +10,7 @@ import copy
 import shutil
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,25 +52,24 @@ class OpenVinoPeer(Peer):
 
     converted = True
 
-    def __init__(
-        self,
-        name: str,
-        work: Work,
-        ours: tuple[str, int],
-        settings: Sequence[Setting],
-        folder: Path,
-        *,
-        method: Mapping[str, int],
-        drafter: tuple[Path, torch.dtype] | None = None,
-    ) -> None:
+    def __init__(self, name: str, work: Work, ours: tuple[str, int], kind: str, root: Path) -> None:
         """
         Args:
-            folder: of the written target.
-            method: fields of GenAI's generation config beside those of sampling.
-            drafter: folder and dtype of the written small model, for assisted generation.
+            kind: a key of `Work.kinds`: how it drafts.
+            root: of the folders of the written models.
         """
+        dtype = str(work.target.model.dtype).removeprefix("torch.")
+        settings = [
+            Setting(
+                f"{words}, {'' if pinned else 'not '}pinned, {dtype}, {torch.get_num_threads()} threads",
+                {"ATTENTION_BACKEND": backend, "ENABLE_CPU_PINNING": pinned},
+            )
+            for backend, words in (("PA", "paged cache"), ("SDPA", "cache as state"))
+            if backend == "PA" or kind == GENERATE  # speculation needs the paged cache
+            for pinned in (True, False)
+        ]
         super().__init__(name, ours, work.target, settings)
-        self._work, self._folder, self._method, self._drafter = work, folder, dict(method), drafter
+        self._work, self._kind, self._root = work, kind, root
         self._pipeline: Any = None
         self._opened = ""  # name of the setting that the pipeline was opened with
 
@@ -104,7 +103,11 @@ class OpenVinoPeer(Peer):
             given = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
             fields |= {name: value for name, value in given.items() if value is not None}
             fields |= {"temperature": sampling.temperature, "rng_seed": self._work.seed}
-        config = openvino_genai.GenerationConfig(**fields | self._method)
+        if self._kind != GENERATE:
+            fields["num_assistant_tokens"] = self.ours[1]
+        if self._kind == PROMPT_LOOKUP:
+            fields["max_ngram_size"] = self._work.match_length
+        config = openvino_genai.GenerationConfig(**fields)
         start = time.perf_counter()
         output = self._pipeline.generate(inputs, config)
         seconds = time.perf_counter() - start
@@ -123,13 +126,13 @@ class OpenVinoPeer(Peer):
             slots = self._work.longest + self.ours[1] + 1
             config.max_num_batched_tokens = slots
             config.num_kv_blocks = -(-slots // _BLOCK) + 1
-        if self._drafter is not None:
-            folder, dtype = self._drafter
-            own = {**_properties(dtype), "ENABLE_CPU_PINNING": options["ENABLE_CPU_PINNING"]}
-            options["draft_model"] = openvino_genai.draft_model(folder, "CPU", **own)
-        elif self._method:
+        if self._kind == ASSISTED:
+            own = _properties(cast(SmallModel, self._work.drafter).model.dtype)
+            own["ENABLE_CPU_PINNING"] = options["ENABLE_CPU_PINNING"]
+            options["draft_model"] = openvino_genai.draft_model(self._root / "drafter", "CPU", **own)
+        elif self._kind == PROMPT_LOOKUP:
             options["prompt_lookup"] = True
-        return openvino_genai.LLMPipeline(self._folder, "CPU", **options)
+        return openvino_genai.LLMPipeline(self._root / "target", "CPU", **options)
 
 
 @engines.register("openvino")
@@ -153,33 +156,16 @@ class OpenVino(Engine):
             )
         _check_native(target.model.dtype)
         root = Path(held.enter_context(TemporaryDirectory(prefix="specdec-openvino-")))
-        folder = _written(work.target.model, work, root / "target")
-        dtype = str(work.target.model.dtype).removeprefix("torch.")
-        how = f"{dtype}, {torch.get_num_threads()} threads"
+        _write(target.model, work, root / "target")
         found: list[Peer | Absent] = []
         for kind, ours in work.kinds.items():
-            name, method, drafter = f"{self.name}.{kind}", {}, None
-            if kind != GENERATE:
-                method["num_assistant_tokens"] = ours[1]
-            if kind == PROMPT_LOOKUP:
-                method["max_ngram_size"] = work.match_length
+            peer = OpenVinoPeer(f"{self.name}.{kind}", work, ours, kind, root)
             if kind == ASSISTED:
-                small = cast(SmallModel, work.drafter)
                 try:
-                    drafter = _written_drafter(small, work, folder, root / "drafter"), small.model.dtype
+                    _write_drafter(cast(SmallModel, work.drafter), work, root)
                 except Exception as error:  # OpenVINO raises some ten unrelated types here
-                    found.append(Absent(name, one_line(error).rstrip(".") + "."))
+                    found.append(Absent(peer.name, one_line(error).rstrip(".") + "."))
                     continue
-            settings = [
-                Setting(
-                    f"{words}, {'' if pinned else 'not '}pinned, {how}",
-                    {"ATTENTION_BACKEND": backend, "ENABLE_CPU_PINNING": pinned},
-                )
-                for backend, words in (("PA", "paged cache"), ("SDPA", "cache as state"))
-                if backend == "PA" or kind == GENERATE  # speculation needs the paged cache
-                for pinned in (True, False)
-            ]
-            peer = OpenVinoPeer(name, work, ours, settings, folder, method=method, drafter=drafter)
             held.callback(peer.close)
             found.append(peer)
         return found
@@ -206,8 +192,8 @@ def _properties(dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _written(model: Any, work: Work, folder: Path) -> Path:
-    """Write a model into a new folder, and return the folder.
+def _write(model: Any, work: Work, folder: Path) -> None:
+    """Write a model into a new folder.
 
     Raises:
         LeftOut: its layers see less than the texts of the run, which the written model would not know; no space.
@@ -227,12 +213,11 @@ def _written(model: Any, work: Work, folder: Path) -> Path:
             "free some space, or set TMPDIR to another folder"
         )
     write_openvino(model, windows, folder)
-    return folder
 
 
-def _written_drafter(small: SmallModel, work: Work, target: Path, folder: Path) -> Path:
-    """Write the small model into a new folder, and the tokenizer that both share beside both: GenAI drafts only where
-    the tokenizers are the same, which it asks of them.
+def _write_drafter(small: SmallModel, work: Work, root: Path) -> None:
+    """Write the small model beside the target, and the tokenizer that both share into both folders: GenAI drafts only
+    where the tokenizers are the same, which it asks of them.
 
     Raises:
         LeftOut: there is no tokenizer, or two.
@@ -245,11 +230,10 @@ def _written_drafter(small: SmallModel, work: Work, target: Path, folder: Path) 
     if work.target.tokenizer is None:
         raise LeftOut("OpenVINO drafts with a small model only where the target has a tokenizer")
     _check_native(small.model.dtype)
-    _written(small.model, work, folder)
+    _write(small.model, work, root / "drafter")
     tokenizer = convert_tokenizer(work.target.tokenizer)
-    for each in (target, folder):
-        openvino.save_model(tokenizer, each / "openvino_tokenizer.xml")
-    return folder
+    for folder in ("target", "drafter"):
+        openvino.save_model(tokenizer, root / folder / "openvino_tokenizer.xml")
 
 
 MODEL_FILE = "openvino_model.xml"  # as GenAI looks for it

@@ -4,7 +4,7 @@ lookup.
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from specdec.compiled.passes import Mode
 from specdec.decode import cut
 from specdec.drafters.small_model import SmallModel
 from specdec.models.attention import stock_attention
-from specdec.peers.base.contract import ASSISTED, PROMPT_LOOKUP, Absent, Engine, Peer, Setting, Work, engines
+from specdec.peers.base.contract import ASSISTED, GENERATE, PROMPT_LOOKUP, Absent, Engine, Peer, Setting, Work, engines
 from specdec.prompts import Prompt
 from specdec.sampling import SamplingConfig
 
@@ -45,35 +45,28 @@ def settings(device: torch.device, mode: Mode | None) -> list[Setting]:
 class TransformersPeer(Peer):
     """`transformers` `generate` on our target's own model object."""
 
-    def __init__(
-        self,
-        name: str,
-        work: Work,
-        ours: tuple[str, int],
-        settings: Sequence[Setting],
-        options: Mapping[str, Any] | None = None,
-        assistant: Any = None,
-    ) -> None:
-        """
-        Args:
-            options: of the method, for `generate`.
-            assistant: the transformers model that drafts for assisted generation, `ours[1]` tokens in every round.
-        """
+    def __init__(self, kind: str, work: Work, ours: tuple[str, int], settings: Sequence[Setting]) -> None:
+        """Make a peer that is named as its kind, a key of `Work.kinds`."""
         from transformers import GenerationConfig
 
-        super().__init__(name, ours, work.target, settings)
+        super().__init__(kind, ours, work.target, settings)
         self._limit = work.max_new_tokens
-        self._options = dict(options or {})
+        self._options: dict[str, Any] = {}  # of the method, for `generate`
         # A checkpoint's own generation config may hold penalties or a temperature, which our engine does not apply.
         self._configs: list[tuple[Any, Any]] = [(work.target.model, GenerationConfig())]
-        if assistant is not None:
-            self._options["assistant_model"] = assistant
+        if kind == PROMPT_LOOKUP:
+            self._options = {"prompt_lookup_num_tokens": ours[1], "max_matching_ngram_size": work.match_length}
+        elif kind == ASSISTED:
+            small = cast(SmallModel, work.drafter)
+            self._options = {"assistant_model": small.model}
+            if small.translation is not None:  # transformers' own way between two tokenizers
+                self._options |= {"tokenizer": work.target.tokenizer, "assistant_tokenizer": small.tokenizer}
             constant = GenerationConfig(
                 num_assistant_tokens=ours[1],
                 num_assistant_tokens_schedule="constant",
                 assistant_confidence_threshold=0.0,  # falsy: transformers neither stops early nor adapts it
             )
-            self._configs.append((assistant, constant))
+            self._configs.append((small.model, constant))
 
     def generate(self, prompt: Prompt, setting: Setting, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
         ids = torch.tensor([prompt.tokens], device=self._target.device)
@@ -104,23 +97,12 @@ class Transformers(Engine):
     needs = {"transformers": "transformers"}
 
     def peers(self, work: Work, held: ExitStack) -> list[Peer | Absent]:
-        target = work.target
-        tried = settings(target.device, target.compilation)
-        found: list[Peer | Absent] = []
-        for kind, ours in work.kinds.items():
-            options: dict[str, Any] = {}
-            assistant = None
-            # Compiled over a static cache, a draft that reaches past its end raises no error: it ends the process.
-            fitting = tried[:1] if kind in (ASSISTED, PROMPT_LOOKUP) else tried
-            if kind == ASSISTED:
-                small = cast(SmallModel, work.drafter)
-                assistant = small.model
-                if small.translation is not None:  # transformers' own way between two tokenizers
-                    options = {"tokenizer": target.tokenizer, "assistant_tokenizer": small.tokenizer}
-            elif kind == PROMPT_LOOKUP:
-                options = {"prompt_lookup_num_tokens": ours[1], "max_matching_ngram_size": work.match_length}
-            found.append(TransformersPeer(kind, work, ours, fitting, options, assistant))
-        return found
+        tried = settings(work.target.device, work.target.compilation)
+        # Compiled over a static cache, a draft that reaches past its end raises no error: it ends the process.
+        return [
+            TransformersPeer(kind, work, ours, tried if kind == GENERATE else tried[:1])
+            for kind, ours in work.kinds.items()
+        ]
 
 
 @contextmanager
