@@ -270,9 +270,10 @@ def _drafted(
         proposals[number].append(proposal)
     made = []
     for rows, drafts in zip(rounds, proposals, strict=True):
-        *columns, rejections, used = np.array(rows, dtype=np.int32).reshape(-1, 8).T.copy()
-        judged = rejections.astype(bool), used.astype(np.int16)
-        made.append(RoundColumns(size, *columns, *judged, tuple(strategies), drafts))
+        table = np.array(rows, dtype=np.int32).reshape(-1, 8).T.copy()
+        columns = dict(zip(("position", "offered", "nodes", "leaves", "accepted", "rank"), table, strict=False))
+        columns |= {"rejected": table[6].astype(bool), "strategy": table[7].astype(np.int16)}
+        made.append(RoundColumns(tokens=size, **columns, strategies=tuple(strategies), proposals=drafts))
     return made
 
 
