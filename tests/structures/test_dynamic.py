@@ -3,8 +3,8 @@
 from itertools import product
 
 import pytest
+from fixtures.refusals import refused
 
-from specdec.errors import UsageError
 from specdec.structures import structures
 
 
@@ -42,5 +42,5 @@ SIZES = [*product(["dynamic"], ["nodes", "depth", "branching", "beam"]), *produc
 
 def test_sizes_below_one_and_other_things_are_refused(group_values):
     for (name, key), value in product(SIZES, (0, 1.5, "many", None)):
-        with pytest.raises(UsageError, match=rf"^Bad value structure\.{key}="):
+        with refused(rf"^Bad value structure\.{key}="):
             structures.build(group_values("structure", name, **{key: value}))
