@@ -67,40 +67,32 @@ def record(decided: Decided, verifier: Verifier, context: int, finish: str, mark
         finish: what ended the text in this round, if anything (`Round.truncation`).
         batch: sequences that shared the step (`Round.batch`).
     """
-    chain, lossy = decided.chain, not verifier.capabilities.lossless
-    tv: tuple[float, ...] = ()
-    if lossy and chain:
-        tv = tuple(verifier.total_variation(decided.p[: decided.tested], decided.draft_laws, decided.depths).tolist())
+    draft, p, lossy = decided.draft, decided.p[: decided.tested], not verifier.capabilities.lossless
+    beta = tv = torch.empty(0)  # of a draft that branches, and where nothing was tested
+    if decided.chain and len(p):
+        if lossy:
+            tested = p, decided.draft_laws, decided.depths
+            beta, tv = verifier.passed(*tested).sum(-1), verifier.total_variation(*tested)
+        elif draft.q is None:
+            beta = p.gather(-1, draft.tokens[: len(p)].unsqueeze(-1)).squeeze(-1)
+        else:
+            beta = torch.minimum(p, draft.q[: len(p)]).sum(-1)
     return Round(
         context=context,
         draft_tokens=decided.acceptance.tokens,
-        tree=decided.draft.tree,
-        source=decided.draft.source,
+        tree=draft.tree,
+        source=draft.source,
         acceptance=decided.acceptance,
         committed=decided.committed,
         accepted=decided.accepted,
         rejected=decided.rejected,
         truncation=finish,
-        beta=_beta(verifier, decided) if chain else (),
+        beta=tuple(beta.tolist()),
         marks=marks,
-        tv=tv,
+        tv=tuple(tv.tolist()),
         departure=departure(verifier, decided) if lossy else None,
         batch=batch,
     )
-
-
-def _beta(verifier: Verifier, decided: Decided) -> tuple[float, ...]:
-    """Return the chance that a token drawn from q passes at each tested position of a chain: sum of min(p, q), or what
-    a lossy rule says.
-    """
-    draft, p, tested = decided.draft, decided.p, decided.tested
-    if tested == 0:
-        return ()
-    if not verifier.capabilities.lossless:
-        return tuple(verifier.passed(p[:tested], decided.draft_laws, decided.depths).sum(-1).tolist())
-    if draft.q is None:
-        return tuple(p[:tested].gather(-1, draft.tokens[:tested].unsqueeze(-1)).squeeze(-1).tolist())
-    return tuple(torch.minimum(p[:tested], draft.q[:tested]).sum(-1).tolist())
 
 
 def departure(verifier: Verifier, decided: Decided) -> Departure | None:
