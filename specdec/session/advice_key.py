@@ -12,7 +12,7 @@ from specdec import __version__
 from specdec.errors import UsageError
 from specdec.models.load import POCKET, content_hash, model_path
 from specdec.models.model_files import SMOLLM2
-from specdec.session.dtypes import used_dtypes
+from specdec.session.dtypes import values_of
 from specdec.session.parts import Parts
 
 
@@ -33,7 +33,7 @@ def keyed_by(parts: Parts, prompts: str | None = None) -> dict[str, Any]:
     return {
         "target": target,
         "drafter": _content(chosen.drafter),
-        "drafter_dtypes": used_dtypes(parts.primary.drafter.describe()),
+        "drafter_dtypes": values_of("dtype", parts.primary.drafter.describe()),
         "verifier": chosen.verifier,
         # The gamma of a chain is one of the predictions; the size of another structure is more than its depth.
         "structure": "chain" if chosen.structure["name"] == "chain" else chosen.structure,

@@ -1,6 +1,6 @@
 """The arithmetic of a run's models, as its record and its reader get it: what was asked for, what is used, and why."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from specdec.session.parts import Parts
@@ -13,9 +13,8 @@ def arithmetic_notes(parts: Parts) -> tuple[str, ...]:
     drafters = {each.name if parts.beside else "drafter": each.drafter.describe() for each in parts.drafters}
     about: dict[str, list[str]] = {}
     for who, described in {"target": parts.target.describe(), **drafters}.items():
-        for reason in _found("dtype_reason", described):
-            if who not in about.setdefault(reason, []):
-                about[reason].append(who)
+        for reason in values_of("dtype_reason", described):
+            about.setdefault(reason, []).append(who)
     return tuple(f"{' and '.join(who).capitalize()}: {reason}" for reason, who in about.items())
 
 
@@ -36,20 +35,16 @@ def with_used_dtypes(params: Mapping[str, Any], described: Mapping[str, Mapping[
         place: Any = described[group]
         for part in below[:-1]:
             place = place.get(part, place) if isinstance(place, Mapping) else place
-        used = list(dict.fromkeys(_found("dtype", place)))
-        found |= {key: ", ".join(used) or value, f"{key}_asked": value}
+        found |= {key: ", ".join(values_of("dtype", place)) or value, f"{key}_asked": value}
     return found
 
 
-def used_dtypes(described: Mapping[str, Any]) -> list[str]:
-    """Return the dtypes that a drafter's models compute in."""
-    return list(dict.fromkeys(_found("dtype", described)))
-
-
-def _found(key: str, described: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the values of a key, at any depth."""
+def values_of(key: str, described: Mapping[str, Any]) -> list[str]:
+    """Return the distinct values of a key, at any depth, of what is recorded of a model."""
+    found: dict[str, None] = {}
     for name, value in described.items():
         if isinstance(value, Mapping):
-            yield from _found(key, value)
+            found |= dict.fromkeys(values_of(key, value))
         elif name == key:
-            yield str(value)
+            found[str(value)] = None
+    return list(found)
