@@ -82,10 +82,8 @@ class Interrupted(SpecdecError):
 
     exit_code = 130
 
-    def __init__(self, message: str, exit_code: int | None = None) -> None:
+    def __init__(self, message: str) -> None:
         super().__init__(message)
-        if exit_code is not None:
-            self.exit_code = exit_code
         self._sentence = message.partition("\n")[0]
 
     def __str__(self) -> str:

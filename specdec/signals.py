@@ -52,11 +52,9 @@ def unswallowed() -> Iterator[None]:
         raise
 
 
-def interruption(signum: int) -> Interrupted:
-    """Return the error that stands for a signal: its sentence, and the exit code that shells give."""
-    name = signal.Signals(signum).name
-    kind = Terminated if signum == signal.SIGTERM else Interrupted
-    return kind(f"Stopped by {name}; what was finished is on disk.", 128 + signum)
+def interruption(signum: int, sentence: str) -> Interrupted:
+    """Return the error that stands for a signal; its exit code is the one that shells give."""
+    return Terminated(sentence) if signum == signal.SIGTERM else Interrupted(sentence)
 
 
 def end_at_once(signum: int) -> None:
@@ -68,5 +66,6 @@ def end_at_once(signum: int) -> None:
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     if _received:
         end_at_once(signum)
-    _received.append(interruption(signum))
+    name = signal.Signals(signum).name
+    _received.append(interruption(signum, f"Stopped by {name}; what was finished is on disk."))
     raise _received[0]

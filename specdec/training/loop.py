@@ -24,9 +24,9 @@ import torch
 
 from specdec.config import flattened
 from specdec.environment import cpu
-from specdec.errors import Interrupted, UsageError
+from specdec.errors import UsageError
 from specdec.progress import stage
-from specdec.signals import STOPS, end_at_once
+from specdec.signals import STOPS, end_at_once, interruption
 from specdec.text.writing import write_atomically
 from specdec.tracking.writer import check_store, tracked_run
 from specdec.training.recipes import TrainingConfig
@@ -147,10 +147,10 @@ class Training:
         self.save()
         if self._agreed(stopped):
             number = stopped[0] if stopped else signal.SIGTERM  # the signal may have reached another process alone
-            raise Interrupted(
+            raise interruption(
+                number,
                 f"Stopped at step {self.progress.step} of {steps}; the checkpoint is in {student.folder} "
                 "and the same command goes on from there.",
-                128 + number,
             )
 
     def _agreed(self, stopped: Sequence[int]) -> bool:

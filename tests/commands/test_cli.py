@@ -16,9 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from specdec import progress
 from specdec.commands import cli
 from specdec.commands.failures import ending
-from specdec.errors import EnvironmentFault, Interrupted, UsageError
+from specdec.errors import EnvironmentFault, Interrupted, Terminated, UsageError
 from specdec.progress import detail, verbose
-from specdec.signals import interruption
 
 Task = Callable[[Mapping[str, Any]], Any]
 
@@ -73,7 +72,7 @@ def test_a_bad_command_line_is_one_sentence(command, tmp_path, arguments, senten
         ),
         (MemoryError(), 4, "Memory ran out: MemoryError."),
         (KeyboardInterrupt(), 130, "Interrupted; what was finished is on disk."),
-        (Interrupted("Stopped by SIGTERM.", 143), 143, "Stopped by SIGTERM."),
+        (Terminated("Stopped by SIGTERM."), 143, "Stopped by SIGTERM."),
     ],
 )
 def test_what_ends_a_task_is_one_sentence(error, code, sentence):
@@ -116,10 +115,9 @@ def test_a_signal_in_omegaconfs_work_is_one_sentence(command, monkeypatch, where
 
 
 def test_an_interruption_can_be_made_anew_and_sent_to_another_process():
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        stopped = interruption(number)
-        assert (type(stopped)(f"{stopped}\n    full_key: a").exit_code, stopped.exit_code) == (code, code)
-        for again in (type(stopped)(f"{stopped}\n    full_key: a"), pickle.loads(pickle.dumps(stopped))):
+    for kind, code in ((Interrupted, 130), (Terminated, 143)):
+        stopped = kind("Stopped; what was finished is on disk.")
+        for again in (stopped, kind(f"{stopped}\n    full_key: a"), pickle.loads(pickle.dumps(stopped))):
             assert str(again) == str(stopped) and again.exit_code == code
 
 

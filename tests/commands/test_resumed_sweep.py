@@ -15,7 +15,7 @@ from fixtures.resumed_runs import found
 from specdec import run, train
 from specdec.analysis.figures import style
 from specdec.commands import resumed_sweep
-from specdec.errors import Interrupted, UsageError
+from specdec.errors import Interrupted, Terminated, UsageError
 from specdec.folder import results
 from specdec.session.session import Session
 from specdec.training import trainings
@@ -48,7 +48,7 @@ def decoded(monkeypatch):
 
     def watched(session, prompt, *rest):
         if len(seen) == seen.stop:
-            raise Interrupted("Stopped by SIGTERM.", 143)
+            raise Terminated("Stopped by SIGTERM.")
         seen.append((session._parts.primary.gamma, prompt.id))
         return decode(session, prompt, *rest)
 
@@ -182,7 +182,7 @@ def test_cells_of_a_training_sweep_have_folders_of_their_own(in_process, trainin
 
 @pytest.mark.slow
 def test_a_signal_ends_a_training_sweep_with_its_own_code(in_process, training, tmp_path):
-    training(2, Interrupted("Stopped at step 3.", 130))
+    training(2, Interrupted("Stopped at step 3."))
     ended = in_process(train, *TRAIN, "heads.count=1,2,3")
     assert ended.code == 130 and ended.error.endswith("specdec: Stopped at step 3.\n")
     assert [line["exit code"] for line in table(last(tmp_path))] == ["0", "130"]

@@ -12,7 +12,7 @@ import pytest
 
 from specdec.commands import cli
 from specdec.config import TrackingConfig, validated
-from specdec.errors import Interrupted, UsageError
+from specdec.errors import Terminated, UsageError
 from specdec.tracking.store import locate, opened
 from specdec.tracking.writer import tracked_run
 
@@ -42,7 +42,7 @@ def task(values: Mapping[str, Any]) -> dict[str, float]:
     if gamma == 13:
         raise ValueError("a bug | in one cell")
     if gamma == 14:
-        raise Interrupted("Stopped by SIGTERM.", 143)
+        raise Terminated("Stopped by SIGTERM.")
     if gamma == 15:
         sys.exit(7)
     settings = validated(TrackingConfig, values["tracking"])

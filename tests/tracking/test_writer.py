@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from specdec.config import TrackingConfig
-from specdec.errors import EnvironmentFault, Interrupted, NumericsError, UsageError
+from specdec.errors import EnvironmentFault, Interrupted, NumericsError, Terminated, UsageError
 from specdec.tracking import store
 from specdec.tracking.store import locate, opened
 from specdec.tracking.writer import check_store, tracked_run
@@ -172,7 +172,7 @@ def test_a_runs_folder_is_uploaded_without_its_parts(tmp_path, client, record):
         (None, "FINISHED"),
         (NumericsError("NaN logits at position 7.\nmore"), "FAILED"),
         (SystemExit(3), "FAILED"),
-        (Interrupted("Stopped.", 143), "KILLED"),
+        (Terminated("Stopped."), "KILLED"),
         (KeyboardInterrupt(), "KILLED"),
     ],
 )
@@ -274,7 +274,7 @@ def test_a_signal_inside_mlflow_is_still_the_signal(monkeypatch, client, record)
     from mlflow.tracking import MlflowClient
 
     wrapped = MlflowException("Stopped by SIGTERM")
-    wrapped.__cause__ = Interrupted("Stopped by SIGTERM.", 143)
+    wrapped.__cause__ = Terminated("Stopped by SIGTERM.")
     whole, errors = MlflowClient.log_batch, [wrapped]
 
     def log_batch(*arguments: Any, **values: Any) -> None:

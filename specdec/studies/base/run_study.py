@@ -52,7 +52,7 @@ def run_study(plan: Plan, folder: Path, earlier: EarlierRuns | None = None) -> F
             except Interrupted as stopped:
                 first = str(stopped).partition(";")[0]
                 again = "a study writes its tables at its end, and the same command begins it again."
-                raise type(stopped)(f"{first}; {again}", stopped.exit_code) from None
+                raise type(stopped)(f"{first}; {again}") from None
 
 
 def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Study) -> Findings:
