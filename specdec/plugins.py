@@ -17,12 +17,6 @@ _FAMILIES = ("drafters", "metrics", "peers", "prompts", "structures", "studies",
 GROUPS = tuple(f"specdec.{family}" for family in _FAMILIES)
 
 
-def are_installed() -> bool:
-    """Return whether some package adds parts."""
-    every = entry_points()
-    return any(every.select(group=group) for group in GROUPS)
-
-
 def conf_folders() -> dict[str, Path]:
     """Return the folder `conf/` of each plugin that has one, by the name of its package, in alphabetical order."""
     every = entry_points()

@@ -2,6 +2,7 @@
 
 import string
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from specdec.config import AtLeastOne, NonEmpty, typed
@@ -12,7 +13,6 @@ from specdec.text.sources import (
     USUAL_FIELDS,
     Records,
     SourceKeys,
-    is_data_set,
     read_data_set,
     read_file,
     read_hub,
@@ -100,9 +100,10 @@ class FileSet(PromptSource):
         config = self.config
         if config.path is not None and config.hub_id is not None:
             raise UsageError("Both prompts.path and prompts.hub_id are set: set one of them to null.")
-        if config.path is not None and is_data_set(config.path):
-            return read_data_set(config.path, config.split)
         if config.path is not None:
+            path = Path(config.path).expanduser()
+            if path.is_dir() or path.suffix == ".parquet":
+                return read_data_set(config.path, config.split)
             return read_file(config.path, (self.field or LINE) if config.format == "lines" else None)
         if config.hub_id is not None:
             return read_hub(config, "prompts")

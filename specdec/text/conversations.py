@@ -2,7 +2,6 @@
 tokens marked as those to be predicted. Knows no model.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -15,10 +14,11 @@ from pydantic import Field
 from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.text.document_store import Encoded, batched
-from specdec.text.lines import file_digest, filled_lines
+from specdec.text.lines import file_digest, filled_lines, json_value
 from specdec.text.sources import SPEAKERS, Part, SourceKeys, read_hub
 
 RENDERED_AT_ONCE = 256
+_FORM = "data.source.path needs one list of conversations, or one conversation per line"
 Messages = list[dict[str, str]]  # the form that chat templates take: role and content
 Spans = list[tuple[int, int]]  # ranges of characters that the assistant wrote
 
@@ -126,21 +126,10 @@ def _records_of(name: str, content: bytes) -> Iterator[tuple[str, Any]]:
             f"File of conversations data.source.path={name} is not UTF-8 text (byte {error.start}): convert it."
         ) from None
     if text.lstrip().startswith("["):
-        records = _parsed(name, text, 1)
+        records = json_value(name, 1, text, _FORM)
     else:  # split at newlines only: `str.splitlines` also splits at characters that may stand inside a text
-        records = (_parsed(name, line, number) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+        records = (json_value(name, *line, _FORM) for line in enumerate(text.split("\n"), 1) if line[1].strip())
     return ((f"{name}: record {number}", record) for number, record in enumerate(records, 1))
-
-
-def _parsed(name: str, text: str, first_line: int) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        line = first_line + getattr(error, "lineno", 1) - 1
-        raise UsageError(
-            f"{name}:{line}: not JSON ({getattr(error, 'msg', error)}); data.source.path needs one list of "
-            "conversations, or one conversation per line."
-        ) from None
 
 
 class TemplateFault(Exception):

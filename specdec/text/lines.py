@@ -130,12 +130,13 @@ def decoded(where: str, raw: bytes, remedy: str) -> str:
         raise BadLine(f"{where}: not UTF-8 text; {remedy}.") from None
 
 
-def json_value(where: str, text: str, remedy: str) -> Any:
-    """Return the value of a JSON text. BadLine if it is none."""
+def json_value(file: str | Path, number: int, text: str, remedy: str) -> Any:
+    """Return the value of a JSON text that begins in line `number` of a file. BadLine if it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadLine(f"{where}: not JSON ({getattr(error, 'msg', error)}); {remedy}.") from None
+        line = number + getattr(error, "lineno", 1) - 1
+        raise BadLine(f"{file}:{line}: not JSON ({getattr(error, 'msg', error)}); {remedy}.") from None
 
 
 def json_file(path: Path, what: str, faults: LineFaults, remedy: str) -> Iterator[Line]:
@@ -148,7 +149,7 @@ def json_file(path: Path, what: str, faults: LineFaults, remedy: str) -> Iterato
         with faults.line():
             text = decoded(where, raw, "convert the file")
             if text.strip():
-                yield Line(where, number, json_value(where, text, remedy))
+                yield Line(where, number, json_value(path, number, text, remedy))
 
 
 def printable(text: str) -> str:

@@ -44,7 +44,7 @@ def read_file(name: str, line_field: str | None, key: str = "prompts.path") -> R
             if line_field is not None:
                 yield where, number, {line_field: line}
             elif line.strip():
-                record = json_value(where, line, f"{key} needs one object per line{plain}")
+                record = json_value(name, number, line, f"{key} needs one object per line{plain}")
                 if not isinstance(record, dict):
                     raise UsageError(
                         f"{where}: a JSON {type(record).__name__} where {key} needs an object with fields."
@@ -91,12 +91,6 @@ def read_hub(keys: SourceKeys, group: str) -> Records:
         "fingerprint": str(data._fingerprint),
     }
     return Records(_numbered(data, hub_id, split), about)
-
-
-def is_data_set(name: str) -> bool:
-    """Return whether a local path is read by `read_data_set`: a folder, or a file in parquet."""
-    path = Path(name).expanduser()
-    return path.is_dir() or path.suffix == ".parquet"
 
 
 def read_data_set(name: str, split: str) -> Records:
