@@ -20,7 +20,7 @@ from specdec.progress import detail, stage
 from specdec.sampling import generator_for
 from specdec.session.batched_session import BatchedSession
 from specdec.session.parts import SAMPLED_EVERY, Parts, prepare
-from specdec.session.session import Answers, Session, conversations, decode_conversation
+from specdec.session.session import Answers, Session, conversations
 from specdec.session.workers import decode_by_workers
 from specdec.targets.causal import Causal
 from specdec.text.writing import read_json
@@ -98,7 +98,7 @@ def measure(parts: Parts, cell: str, beginning: Beginning, heartbeat: Callable[[
         try:
             _decode_all(parts, session, beginning, heartbeat, budget, known, clock)
         finally:
-            _write_peers(others, results, session.peer_lines)
+            _write_peers(others, results, session.collected.peers)
             session.finish(budget.left_out)
         results.compact()
         budget.lap("decoding")
@@ -213,7 +213,7 @@ def _decode_all(
                 if there_is_time:
                     if parts.plan.measurement.quiet == "require" and not kept:
                         clock.watch.await_quiet(0.1)  # a short look, for each prompt
-                    decode_conversation(parts, session, conversation, beginning.kept, answers, advance)
+                    session.decode_conversation(conversation, beginning.kept, answers, advance)
             if there_is_time and not kept:
                 left = len(order) - done
                 under_way.total = under_way.done + (parts.turns - under_way.done) * budget.fitting(left) // max(left, 1)

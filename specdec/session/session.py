@@ -97,7 +97,7 @@ class Session:
         self._parts, self.cell = parts, cell
         self._results, self._clock, self._peers = results, clock, list(peers)
         self._target, self._measurement, self._seed = parts.target, parts.plan.measurement, parts.plan.seed
-        self._collected = Collected()  # of all prompts that are done
+        self.collected = Collected()  # of all prompts that are done
         self._prompt = Collected()  # of the prompt at hand
         self._states = TextStates(parts.target)
 
@@ -197,25 +197,42 @@ class Session:
         clock = self._clock.mark() if isinstance(self._clock, SimulatedClock) else None
         record = DonePrompt(prompt.id, repeat, place, baseline.tokens, vars(found), clock)
         self._results.append(*lines, record)
-        self._collected.add(found)
+        self.collected.add(found)
         self._remember(prompt, baseline.tokens)
         return baseline
 
-    def keep(self, prompt: Prompt, done: DonePrompt) -> tuple[int, ...]:
-        """Take a prompt as done that an earlier sitting of the run has decoded; return the baseline's tokens.
+    def decode_conversation(
+        self,
+        conversation: Conversation,
+        kept: Mapping[PromptKey, DonePrompt],
+        answers: Answers,
+        advance: Callable[[bool], None],
+    ) -> None:
+        """Decode the turns of a prompt, except for those that are kept. To be called in the order of the run: drafters
+        remember a kept turn as if it had just been decoded, and simulated time goes on from where it ended.
 
-        Kept prompts are given in the order of the run, between those that are decoded now: drafters remember them as
-        if they had just been decoded, and simulated time goes on from where the prompt ended.
+        Args:
+            kept: turns that are done.
+            answers: of earlier repeats; those of this prompt are added.
+            advance: called after every turn, with False for one that was kept.
         """
-        self.collect(done)
-        if isinstance(self._clock, SimulatedClock) and done.clock is not None:
-            self._clock.reach(done.clock)
-        self._remember(prompt, done.baseline)
-        return done.baseline
+        turns = self._parts.prompts.turns(conversation.prompt, answers)
+        for place, turn in enumerate(turns, conversation.place):
+            done = kept.get((conversation.repeat, turn.id))
+            if done is None:
+                output = self.run_prompt(turn, conversation.repeat, place).tokens
+            else:
+                output = done.baseline
+                self.collect(done)
+                if isinstance(self._clock, SimulatedClock) and done.clock is not None:
+                    self._clock.reach(done.clock)
+                self._remember(turn, output)
+            advance(done is None)
+            answers.setdefault(turn.id, output)
 
     def collect(self, done: DonePrompt) -> None:
         """Take what was collected of a prompt that is done. To be called in the order of the run."""
-        self._collected.add(Collected(**done.collected))
+        self.collected.add(Collected(**done.collected))
 
     def finish(self, left_out: Sequence[str] = ()) -> None:
         """Write what was collected of the prompts that are done. Memory is read here, before anything that is no part
@@ -224,14 +241,9 @@ class Session:
         Args:
             left_out: ids of the prompts that there was no time for.
         """
-        self._collected.peak_mb = max(self._collected.peak_mb, peak_mb(self._target.device))
-        del self._collected.traces[self._measurement.traced :]  # every process has traced as many
-        self._collected.write(self._results, [each.name for each in self._parts.drafters], left_out)
-
-    @property
-    def peer_lines(self) -> list[dict[str, Any]]:
-        """The generations of other engines, for the prompts that are done."""
-        return self._collected.peers
+        self.collected.peak_mb = max(self.collected.peak_mb, peak_mb(self._target.device))
+        del self.collected.traces[self._measurement.traced :]  # every process has traced as many
+        self.collected.write(self._results, [each.name for each in self._parts.drafters], left_out)
 
     def _order(self, dice: random.Random, place: int) -> list[Arm]:
         """Return the arms that decode the prompt at a place of the run, in random order: all, but for the control."""
@@ -330,7 +342,7 @@ class Session:
     @property
     def _tracing(self) -> bool:
         """True as long as there are fewer traces than asked for."""
-        return len(self._collected.traces) < self._measurement.traced
+        return len(self.collected.traces) < self._measurement.traced
 
     def _examine(self, prompt: Prompt, arm: Arm, output: Generation, baseline: Generation) -> None:
         """Trace an output, and compare it with the baseline's where it should be the same."""
@@ -347,31 +359,6 @@ class Session:
             divergence = explain(self._target, (prompt.id, arm.gamma), baseline.prompt, baseline.tokens, output.tokens)
             if divergence is not None:
                 self._prompt.divergences.append({"method": arm.method, **asdict(divergence)})
-
-
-def decode_conversation(
-    parts: Parts,
-    session: Session,
-    conversation: Conversation,
-    kept: Mapping[PromptKey, DonePrompt],
-    answers: Answers,
-    advance: Callable[[bool], None],
-) -> None:
-    """Decode the turns of a prompt, except for those that are kept.
-
-    Args:
-        kept: turns that are done.
-        answers: of earlier repeats; those of this prompt are added.
-        advance: called after every turn, with False for one that was kept.
-    """
-    for place, turn in enumerate(parts.prompts.turns(conversation.prompt, answers), conversation.place):
-        done = kept.get((conversation.repeat, turn.id))
-        if done is None:
-            output = session.run_prompt(turn, conversation.repeat, place).tokens
-        else:
-            output = session.keep(turn, done)
-        advance(done is None)
-        answers.setdefault(turn.id, output)
 
 
 def peak_mb(device: torch.device) -> float:

@@ -30,7 +30,7 @@ from specdec.plan.plan import Plan
 from specdec.plan.rules import check
 from specdec.prompts import first_turn
 from specdec.session.parts import Parts, open_parts, prepare
-from specdec.session.session import Answers, Conversation, Session, conversations, decode_conversation
+from specdec.session.session import Answers, Conversation, Session, conversations
 
 _LOOK_S = 0.5  # between two looks at the workers, in which a signal is noticed
 _ENDING_S = 5.0  # a process that was told to end gets so long before it is killed
@@ -103,12 +103,12 @@ def _work(pipe: Connection, number: int, plan: Plan, folder: Path, cell: str, th
     """
     _begin()
     results = ResultsFolder(folder, str(number))
-    opened: tuple[Parts, Session] | None = None
+    session: Session | None = None
     while (given := pipe.recv()) is not None:
         conversation, kept, answers = given
         turns: list[bool] = []  # False for one that was kept
         try:
-            if opened is None:
+            if session is None:
                 if torch.cuda.is_available() and plan.target_values.get("device", "cpu") != "cpu":
                     torch.cuda.set_device(number)
                 parts = open_parts(plan, threads)
@@ -116,8 +116,7 @@ def _work(pipe: Connection, number: int, plan: Plan, folder: Path, cell: str, th
                 prepare(parts)
                 if plan.measurement.warmup_tokens:
                     session.warm_up(parts.longest_prompt, plan.measurement.warmup_tokens)
-                opened = parts, session
-            decode_conversation(*opened, conversation, kept, answers, turns.append)
+            session.decode_conversation(conversation, kept, answers, turns.append)
         except Exception as error:
             if isinstance(error, NumericsError):
                 error.partial = None  # on disk; too large, and on a GPU not able, to be sent
