@@ -22,7 +22,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from specdec.errors import Interrupted, UsageError
-from specdec.text.writing import write_atomically
+from specdec.text.writing import write_json
 from specdec.tracking.store import process_runs, this_process
 
 logger = logging.getLogger(__name__)
@@ -138,8 +138,7 @@ PROCESS = "process.json"
 
 def write_process(folder: Path) -> None:
     """Write down which process runs the cell of a folder."""
-    text = json.dumps({"specdec.host": socket.gethostname(), "specdec.process": this_process()})
-    write_atomically(folder / PROCESS, text + "\n")
+    write_json(folder / PROCESS, {"specdec.host": socket.gethostname(), "specdec.process": this_process()})
 
 
 def stop_cells(folder: Path) -> None:

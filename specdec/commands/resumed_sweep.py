@@ -3,14 +3,13 @@
 Knows folders and overrides; nothing of cells. Imports stay light.
 """
 
-import json
 import os
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from omegaconf import DictConfig, open_dict, read_write
 
 from specdec import __version__
@@ -18,7 +17,7 @@ from specdec.code_version import code_hash
 from specdec.errors import UsageError
 from specdec.folder.earlier_runs import AUTO, NEVER
 from specdec.progress import VERBOSE
-from specdec.text.writing import LOCK, is_locked, write_atomically
+from specdec.text.writing import held, is_locked, read_json, write_json
 
 RECORD = "sweep.json"
 CELL_ENVIRONMENT = ".cells.json"
@@ -38,13 +37,13 @@ class SweepRecord:
     status: str
 
     def write(self, folder: Path) -> None:
-        write_atomically(folder / RECORD, json.dumps(asdict(self), indent=1) + "\n")
+        write_json(folder / RECORD, asdict(self))
 
     @classmethod
     def read(cls, folder: Path) -> "SweepRecord | None":
         try:
-            return cls(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            return cls(**(read_json(folder / RECORD) or {}))
+        except TypeError:
             return None
 
 
@@ -86,18 +85,13 @@ def open_sweep(config: DictConfig, here: Path) -> OpenSweep:
             numbers = (number for number in count(2) if not (resumed / f"again-{number}").exists())
             folder = resumed / f"again-{next(numbers)}"
         os.environ[RESUMED_SWEEP] = str(resumed)
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UsageError(f"Another process is writing to the sweep in {folder}: wait until it ends.") from None
+    lock = held(folder, f"Another process is writing to the sweep in {folder}: wait until it ends.")
     now.write(folder)
     parsed: list[Any] = OverridesParser.create().parse_overrides(overrides)
     os.environ[SWEPT_KEYS] = ",".join(each.key_or_group for each in parsed if each.is_sweep_override())
     # Workers of a cluster have another environment.
     own_values = {name: os.environ[name] for name in (RESUMED_SWEEP, SWEPT_KEYS, VERBOSE) if name in os.environ}
-    write_atomically(folder / CELL_ENVIRONMENT, json.dumps(own_values) + "\n")
+    write_json(folder / CELL_ENVIRONMENT, own_values)
     return OpenSweep(folder, now, lock, sentence)
 
 

@@ -28,7 +28,7 @@ from specdec.errors import Interrupted, SpecdecError, UsageError
 from specdec.folder.earlier_runs import KeptRun
 from specdec.progress import verbose
 from specdec.signals import interruptible, unswallowed
-from specdec.text.writing import read_json, write_atomically
+from specdec.text.writing import read_json, write_json
 from specdec.tracking.writer import PARENT_RUN, SWEEP_CELL, TrackedRun, check_store, tracked_run
 
 logger = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ def _run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
 
     def write(code: int, sentence: str, results: dict[str, float] | None = None, kept: str = "") -> None:
         outcome = CellOutcome(cell, overrides, code, sentence, results or {}, kept)
-        write_atomically(path, json.dumps(asdict(outcome), indent=2))
+        write_json(path, asdict(outcome))
 
     try:
         write_process(path.parent)

@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from specdec.folder.results import ResultsFolder
-from specdec.text.writing import read_json, write_atomically
-from specdec.tracking.store import without_password
+from specdec.text.writing import read_json
 
 MISSING = "(none)"
 
@@ -33,12 +29,6 @@ class RunIdentity:
     cell: str
     tags: dict[str, str]
     config: dict[str, Any]
-
-    def write(self, results: ResultsFolder) -> None:
-        """Write `environment.json` and `config.yaml`."""
-        results.write_json("environment.json", self.environment)
-        text = without_password(yaml.safe_dump(self.config, sort_keys=False))  # of tracking.uri
-        write_atomically(results.folder / "config.yaml", text)
 
 
 def recorded_identity(folder: Path) -> dict[str, Any] | None:

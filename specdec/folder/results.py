@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from specdec.analysis.read.facts import STATUS_FILE, RunStatus, Standing
 from specdec.errors import UsageError
 from specdec.folder.rounds_table import SCHEMA
-from specdec.text.writing import write_atomically
+from specdec.text.writing import write_json
 
 GENERATIONS, ROUNDS, PARTS = "generations.jsonl", "rounds.parquet", "rounds"
 
@@ -249,7 +249,7 @@ class ResultsFolder:
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace the file `name` by a value as JSON, in one step: a reader finds the old file or the new one."""
-        write_atomically(self.folder / name, json.dumps(value, indent=1, default=str) + "\n")
+        write_json(self.folder / name, value)
 
 
 def _json_line(values: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+import yaml
 
 from specdec.analysis.read.facts import STATUS_FILE, RunStatus
 from specdec.analysis.read.runs import open_folder
@@ -30,7 +30,8 @@ from specdec.folder.results import (
     finished_prompts,
 )
 from specdec.plan.time_budget import TimeBudget
-from specdec.text.writing import LOCK, is_locked, read_json
+from specdec.text.writing import held, is_locked, read_json, write_atomically
+from specdec.tracking.store import without_password
 
 _STATUS_SECONDS = 1.0  # between two writings of a status
 _LEFT_BY_RUNS = (STATUS_FILE, "config.yaml", "environment.json", GENERATIONS, ROUNDS, PARTS)
@@ -87,14 +88,16 @@ def standing(
 
 
 def write_sittings(results: ResultsFolder, identity: RunIdentity, beginning: Beginning, tracked: str = "") -> None:
-    """Write the run's identity and its sittings down.
+    """Write `environment.json`, with the sittings of the run, and `config.yaml`.
 
     Args:
         tracked: id of the MLflow run of this sitting.
     """
     *before, now = beginning.sittings
     sittings = [*before, {**now, **({"mlflow_run": tracked} if tracked else {})}]
-    replace(identity, environment={**identity.environment, "sittings": sittings}).write(results)
+    results.write_json("environment.json", {**identity.environment, "sittings": sittings})
+    text = without_password(yaml.safe_dump(identity.config, sort_keys=False))  # of tracking.uri
+    write_atomically(results.folder / "config.yaml", text)
 
 
 @contextmanager
@@ -127,12 +130,7 @@ def begun(
         yield chosen
         return
     folder = chosen or folder
-    lock = FileLock(folder / LOCK)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UsageError(f"Another process is writing to {folder}: {_OTHER_FOLDER}, or wait until it ends.") from None
+    lock = held(folder, f"Another process is writing to {folder}: {_OTHER_FOLDER}, or wait until it ends.")
     try:
         made = identity.environment.get("model", {}).get("compilation")
         sitting = {"began": identity.environment["captured"], "prompts_kept": 0, "compilation": made}

@@ -2,14 +2,13 @@
 combination passes `specdec.certify`, which leaves a record that later runs in the same folder find.
 """
 
-import json
 from pathlib import Path
 
 from specdec.code_version import code_hash
 from specdec.plan.plan import Plan, PlannedDrafter
 from specdec.plugins import is_foreign, source_hash
 from specdec.session.advice_key import kept_at, key_of
-from specdec.text.writing import write_atomically
+from specdec.text.writing import write_json
 
 
 def foreign_claims(planned: PlannedDrafter) -> dict[str, type]:
@@ -45,7 +44,7 @@ def claim_notes(plan: Plan) -> tuple[str, ...]:
 def record_passed(plan: Plan, certificate: Path) -> None:
     """Write down that a combination with parts of other packages passed a certificate; nothing where it has none."""
     if foreign_claims(plan.chosen):
-        write_atomically(_record(plan, plan.chosen), json.dumps({"certificate": str(certificate)}) + "\n")
+        write_json(_record(plan, plan.chosen), {"certificate": str(certificate)})
 
 
 def _record(plan: Plan, planned: PlannedDrafter) -> Path:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from specdec.text.sources import PARTS, Part
-from specdec.text.writing import write_atomically
+from specdec.text.writing import write_json
 
 Item = TypeVar("Item")
 
@@ -104,7 +104,7 @@ def write_documents(folder: Path, documents: Iterable[tuple[Part, Encoded]], man
     for part in PARTS:
         np.save(folder / f"{part}_ends.npy", np.cumsum(sizes[part], dtype=np.int64))
     counts = {part: {"documents": len(sizes[part]), "tokens": sum(sizes[part])} for part in PARTS}
-    write_atomically(folder / MANIFEST, json.dumps({**manifest, **counts}, indent=1) + "\n")
+    write_json(folder / MANIFEST, {**manifest, **counts})
     written = read_documents(folder)
     assert written is not None
     return written

@@ -7,6 +7,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from specdec.errors import UsageError
+
 LOCK = ".lock"  # a file in a folder of results, locked by the process that writes there
 
 
@@ -18,6 +20,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     os.replace(part, path)
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON by `write_atomically`; what JSON has no form for becomes its text."""
+    write_atomically(path, json.dumps(value, indent=1, default=str) + "\n")
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file; None if there is none, or no whole one."""
     try:
@@ -25,6 +32,19 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return values if isinstance(values, dict) else None
+
+
+def held(folder: Path, otherwise: str) -> FileLock:
+    """Lock a folder, which is made if it is not there, until this process releases it. UsageError, the sentence
+    `otherwise`: another process writes there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UsageError(otherwise) from None
+    return lock
 
 
 def is_locked(folder: Path) -> bool:

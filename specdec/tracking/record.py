@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from specdec.text.writing import read_json, write_atomically
+from specdec.text.writing import read_json, write_json
 
 RECORD, METRICS = "tracking.json", "tracking_metrics.jsonl"
 JOURNAL = "tracking.jsonl"  # of earlier versions, which kept both in lines
@@ -88,7 +88,7 @@ class RunRecord:
             self._append(self.logged)
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         del values["folder"], values["logged"]
-        write_atomically(self.folder / RECORD, json.dumps(values, indent=1, default=str) + "\n")
+        write_json(self.folder / RECORD, values)
 
     def log(self, points: Sequence[Point], line: str | None = None) -> None:
         """Add metrics, on disk before this returns. Points that were logged with the same value are left out, so that a

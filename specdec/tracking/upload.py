@@ -4,7 +4,6 @@ Everything may be repeated: runs are found again by their id, metrics keep their
 `mirror.json` in the run's folder says which stores have the run, under which number, and if they have all of it.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.errors import UsageError
-from specdec.text.writing import read_json, write_atomically
+from specdec.text.writing import read_json, write_json
 from specdec.tracking.record import JOURNAL, METRICS, RECORD, LoggedPoints, RunRecord
 from specdec.tracking.store import Store, alive, fault, locate, locked, opened, reap, reraise_interruption
 from specdec.tracking.views import EXPERIMENT, NOTE, RUN, views
@@ -66,7 +65,7 @@ class Upload:
         own = {"id": record.id, "experiment": self._name, "run_id": self.run_id, "complete": complete}
         known = read_json(record.folder / MIRRORS) or {}
         if known.get(self.store.shown) != own:
-            write_atomically(record.folder / MIRRORS, json.dumps({**known, self.store.shown: own}, indent=1) + "\n")
+            write_json(record.folder / MIRRORS, {**known, self.store.shown: own})
 
     def _send(self, sent: dict[str, Any]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
