@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 from pydantic import Field
 
-from specdec.config import AtLeastOne, typed, validated
+from specdec.config import AtLeastOne, config_dir, typed, validated
 from specdec.errors import UsageError, near_misses
 from specdec.theory.distinct_experts import distinct_experts
 
@@ -112,16 +112,16 @@ class SimulatedCost:
         return self.lookup_s + self.lookup_share * call
 
 
-def load_cost(name: str, folder: Path) -> SimulatedCost:
+def load_cost(name: str) -> SimulatedCost:
     """Load the costs called `name`.
 
     Args:
         name: a YAML of `conf/cost/` without its ending; or a YAML of that form; or a run's output folder, or its
             `cost.json` or `calibration.json`.
-        folder: folder of the cost models that come with specdec, `conf/cost`.
     Raises:
         UsageError: there is no such name or file, or its content is wrong.
     """
+    folder = Path(config_dir(), "cost")
     shipped = folder / f"{name}.yaml"
     if shipped.is_file():
         return _from_yaml(shipped)

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rich import get_console
 from rich.live import Live
@@ -168,7 +168,8 @@ def stage(
         _stage_told = said if told else _stage_told
     _open.append(under_way)
     try:
-        with _drawn(under_way, said) if drawn else _watched(terminal or len(_open) > 1):
+        by_others = terminal or len(_open) > 1  # speak where the stage is silent
+        with _drawn(under_way, said) if drawn else nullcontext() if by_others else _watched():
             yield under_way
     finally:
         _open.remove(under_way)
@@ -191,11 +192,8 @@ def _drawn(under_way: Stage, said: str) -> Live:
 
 
 @contextmanager
-def _watched(by_others: bool) -> Iterator[None]:
-    """Have a thread speak where a stage is silent for long, unless others see to that."""
-    if by_others:
-        yield
-        return
+def _watched() -> Iterator[None]:
+    """Have a thread speak where a stage is silent for long."""
     ended = threading.Event()
 
     def watch() -> None:

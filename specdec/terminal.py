@@ -76,9 +76,8 @@ def from_here(path: Path) -> str:
 
 def run_links(tracked: TrackedRun) -> dict[str, str]:
     """Return where a run can be seen in MLflow: a short command, with `-v` the addresses of its pages."""
-    if not verbose():
-        return {"browse": tracked.short_link}
-    return {"browse": tracked.link, "overlay": tracked.overlay("curve/tokens_per_round")}
+    overlay = tracked.overlay("curve/tokens_per_round") if verbose() else ""
+    return {"browse": tracked.shown_link, "overlay": overlay}
 
 
 def summary_lines(found: RunFindings) -> list[list[str]]:

@@ -24,7 +24,7 @@ PRODUCTS = (
 
 def test_the_published_coefficients_give_the_published_account():
     """theory.md 8.1: H100, LLaMA-3.1-8B, EAGLE-3, gamma 3, 300 cached tokens."""
-    cost = load_cost("h100_llama31_8b", CONF)
+    cost = load_cost("h100_llama31_8b")
     t1, overhead = cost.seconds(1, 300), cost.overhead_s
     g, v, o = cost.draft.seconds(3, 300) / t1, cost.seconds(4, 300) / t1, overhead / t1
     assert (t1 + overhead) / t1 == pytest.approx(1.203903, abs=1e-6)
@@ -36,7 +36,7 @@ def test_the_published_coefficients_give_the_published_account():
 
 
 def test_the_roofline_is_that_of_the_theory():
-    cost = load_cost("h100_llama31_8b_roofline", CONF)
+    cost = load_cost("h100_llama31_8b_roofline")
     weights, token = 7.505e9 * 2, cache_bytes(1, 32, 8, 128, 2)
     assert cost.seconds(1, 1000) == pytest.approx(call_seconds(weights + 1000 * token, 0.0, 3.35e12, 989e12), rel=1e-6)
     rows = 25 * (15 + 1)  # 25 rows of 15 draft tokens, each with the root: 400 tokens, computed as 448; 25 caches
@@ -59,7 +59,7 @@ def test_a_run_with_a_fit_is_taken_at_its_word(tmp_path, overlap, more):
         tmp_path / "rounds.parquet"
     )
     for name in (tmp_path, tmp_path / "cost.json", tmp_path / "calibration.json"):
-        cost = load_cost(str(name), CONF)
+        cost = load_cost(str(name))
         for rows in (1, 7, 8, 9, 40):
             for context in (0, 64, 2000):
                 assert cost.seconds(rows, context) == pytest.approx(float(fitted.seconds(rows, context)), rel=1e-12)
@@ -79,7 +79,7 @@ def test_a_run_without_a_fit_gives_a_line(tmp_path):
 
 
 def test_copies_of_the_cache_are_read_and_not_multiplied():
-    cost = load_cost("h100_llama31_8b", CONF)
+    cost = load_cost("h100_llama31_8b")
     extra = cost.seconds(110, 500, copies=10) - cost.seconds(110, 500)
     assert extra == pytest.approx(9 * 500 * cost.cached_s)
     seconds = [cost.seconds(n, 10) for n in range(1, 40)]
@@ -95,7 +95,7 @@ def test_an_empty_draft_costs_nothing():
 @pytest.mark.parametrize("name", ["h100_llama31_8b", "h100_llama31_8b_roofline"])
 def test_many_calls_at_once_cost_what_each_does(name):
     """To the last bit: a walk adds up arrays where the loop adds up numbers."""
-    cost = load_cost(name, CONF)
+    cost = load_cost(name)
     sizes = [(1, 0, 1), (5, 300, 1), (64, 20, 1), (130, 4000, 10)]
     rows, context, copies = (np.array(column) for column in zip(*sizes, strict=True))
     assert cost.seconds(rows, context, copies).tolist() == [cost.seconds(*each) for each in sizes]
@@ -106,22 +106,22 @@ def test_many_calls_at_once_cost_what_each_does(name):
 
 def test_what_is_no_cost_model(tmp_path):
     with pytest.raises(UsageError, match="target.cost=h100_lama: no such cost model. Did you mean h100_llama31_8b"):
-        load_cost("h100_lama", CONF)
+        load_cost("h100_lama")
     with pytest.raises(UsageError, match="calibration.json does not exist; give the output folder of a run"):
-        load_cost(str(tmp_path), CONF)
+        load_cost(str(tmp_path))
     bad = tmp_path / "mine.yaml"
     bad.write_text("name: mine\nfixed_s: -1.0\n")
     with pytest.raises(UsageError, match="cost"):
-        load_cost(str(bad), CONF)
+        load_cost(str(bad))
     bad.write_text("- 1\n")
     with pytest.raises(UsageError, match="holds no keys"):
-        load_cost(str(bad), CONF)
+        load_cost(str(bad))
     (tmp_path / "calibration.json").write_text("{")
     with pytest.raises(UsageError, match="calibration.json cannot be read"):
-        load_cost(str(tmp_path), CONF)
+        load_cost(str(tmp_path))
 
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_model_says_where_it_comes_from(path):
-    cost = load_cost(path.stem, CONF)
+    cost = load_cost(path.stem)
     assert isinstance(cost, SimulatedCost) and cost.name == path.stem and len(cost.source) > 20

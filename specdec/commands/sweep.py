@@ -275,7 +275,7 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     for line in lines:
         table.add_row(*map(Text, line))
     get_console().print(table)
-    if shown := sweep.run.link if verbose() else sweep.run.short_link:
+    if shown := sweep.run.shown_link:
         print(shown)
     if verbose() and names and (overlay := sweep.run.overlay(f"sweep/{names[0]}")):
         print(f"overlay: {overlay}")

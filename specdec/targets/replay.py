@@ -1,7 +1,6 @@
 """Recorded streams in place of a model: greedy decoding of outputs that another engine wrote, in simulated time."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -9,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from specdec.clock import SimulatedClock
-from specdec.config import AtLeastOne, config_dir, typed
+from specdec.config import AtLeastOne, typed
 from specdec.cost_model import load_cost
 from specdec.errors import UsageError
 from specdec.records import Draft, TextStart
@@ -80,7 +79,7 @@ class Replay(Target):
         self.end_tokens = frozenset(config.end_tokens) | {each.generated[-1] for each in self.streams if each.ended}
         self.device = torch.device("cpu")
         self.sampling = sampling
-        self.cost = load_cost(config.cost, Path(config_dir()) / "cost")
+        self.cost = load_cost(config.cost)
         self._clock = SimulatedClock()
         self._text: tuple[int, ...] = ()
         self._context, self._position = 0, 0

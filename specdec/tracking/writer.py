@@ -21,6 +21,7 @@ from typing import Any
 
 from specdec.config import TrackingConfig
 from specdec.errors import EnvironmentFault, Interrupted
+from specdec.progress import verbose
 from specdec.tracking.record import RunRecord, now_ms
 from specdec.tracking.store import (
     HEARTBEAT,
@@ -68,10 +69,12 @@ class TrackedRun:
         return self._known.run_id if self._known else ""
 
     @property
-    def short_link(self) -> str:
-        """The first line of `link`, with a database below the working directory named from there; "" in a cell of a
-        sweep, which says it once at its end.
+    def shown_link(self) -> str:
+        """`link` with `-v`; else its first line, with a database below the working directory named from there, and ""
+        in a cell of a sweep, which says it once at its end.
         """
+        if verbose():
+            return self.link
         if os.environ.get(PARENT_RUN):
             return ""
         return self.link.partition("\n")[0].replace(f"{SQLITE}{Path.cwd().resolve()}/", SQLITE)

@@ -95,6 +95,5 @@ def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Stu
     for section in found.sections if verbose() else found.sections[:_ANSWERS]:
         twice = _SIMULATED if section.title.startswith(_SIMULATED) else ""
         tell(f"{section.title}: {section.text[0].removeprefix(twice)}")
-    browse = tracked.link if verbose() else tracked.short_link
-    print_links(get_console(), {"results": from_here(folder / "report.html"), "browse": browse})
+    print_links(get_console(), {"results": from_here(folder / "report.html"), "browse": tracked.shown_link})
     return found

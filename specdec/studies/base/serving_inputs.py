@@ -18,7 +18,7 @@ from specdec.analysis.rounds import drafted
 from specdec.batching.batch_drafter import batch_drafter
 from specdec.batching.batch_target import batch_target
 from specdec.batching.decode_batch import decode_batch
-from specdec.config import config_dir, validated
+from specdec.config import validated
 from specdec.cost_model import SimulatedCost, line_through, load_cost
 from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.recorded import RecordedLengths
@@ -147,7 +147,7 @@ def cost_of_server(
     target, drafter = bench.parts.target, bench.parts.chosen.drafter
     looks_up = drafter.looks_up if isinstance(drafter, RecordedLengths) else isinstance(drafter, Lookup)
     if name is not None or run is not None:
-        cost = load_cost(str(name or run), Path(config_dir()) / "cost")
+        cost = load_cost(str(name or run))
         measured = cost.source.startswith("measured by the run")  # of one sequence on that machine, by depth of a draft
         return ServerCost(cost, measured or not looks_up, (1.0, 1.0) if measured else (0.0, 0.0))
     if isinstance(target, Replay):
