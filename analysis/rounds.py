@@ -10,8 +10,6 @@ import pandas as pd
 
 from specdec.config import PLAIN
 
-from .arms import Arms
-
 GENERATION = ["cell", "method", "gamma", "repeat", "prompt"]
 SECONDS = ("draft_s", "verify_s", "accept_s", "commit_s", "round_s")  # the last is at least the sum of the others
 RESTORE = "restore_s"  # the part of commit_s that brings back a target's state; only where its layers keep one
@@ -120,11 +118,6 @@ def distinct_generations(rounds: pd.DataFrame) -> pd.DataFrame:
             seen.add(signature)
             kept.append(places)
     return ordered.iloc[np.sort(np.concatenate(kept))].reset_index(drop=True) if kept else ordered
-
-
-def shared_work(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Keep the (prompt, repeat) pairs that every method and gamma has done; see `Arms.shared`."""
-    return pd.concat(Arms.of(rounds).shared().values()).sort_index()
 
 
 def prompt_sums(rounds: pd.DataFrame) -> pd.DataFrame:

@@ -154,7 +154,7 @@ def register(study: str, overlay: str = "") -> Callable[[Reader], Reader]:
     return add
 
 
-def _registered(study: str) -> tuple[Reader, str]:
+def registered(study: str) -> tuple[Reader, str]:
     """Return the reader and overlay of a study of `analysis`, of `specdec/studies` or of other packages."""
     package = import_module("specdec.analysis.studies")
     for module in pkgutil.iter_modules(package.__path__):
@@ -173,14 +173,9 @@ def _registered(study: str) -> tuple[Reader, str]:
     return _READERS[study]
 
 
-def overlay_of(study: str) -> str:
-    """Return the file of conf/experiment that runs a study. UsageError if there is no such study."""
-    return _registered(study)[1]
-
-
 def findings(study: str, tables: Tables, about: About) -> Findings:
     """Return what a study's tables say; the first answer says which outputs are refuted, and how many loop."""
-    reader, _ = _registered(study)
+    reader, _ = registered(study)
     said = reader(tables, about)
     if about.looping:
         first, *others = said.sections

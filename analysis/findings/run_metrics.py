@@ -15,7 +15,7 @@ from ..arms import Arms
 from ..comparisons import finite
 from ..intervals import ANY, POSITIVE, SHARE, Columns, Range, Statistic, bootstrap, interval_of, per_round
 from ..read.facts import RunFacts
-from ..rounds import drafted, prompt_sums, shared_work
+from ..rounds import drafted, prompt_sums
 from .summary import Summary
 
 OUTPUTS = ("cell", "method", "gamma", "repeat", "prompt", "category", "tokens", "log_likelihood", "correct")
@@ -114,7 +114,7 @@ def quality_metrics(rounds: pd.DataFrame, outputs: pd.DataFrame, gamma: int, rep
     same prompts. tv: mean over the tokens of the text. decided_otherwise: mean over rounds with a proposal.
     gsm8k_exact_match: share of outputs. What the data cannot give is absent.
     """
-    rounds = shared_work(rounds)
+    rounds = pd.concat(Arms.of(rounds).shared().values()).sort_index()  # on the prompts that every method has done
     done = pd.MultiIndex.from_frame(rounds[["prompt", "repeat"]].drop_duplicates())
     outputs = outputs[pd.MultiIndex.from_frame(outputs[["prompt", "repeat"]]).isin(done)]
     arms = {"": [lines[lines["gamma"] == gamma] for lines in (drafted(rounds), drafted(outputs))]}

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from specdec.errors import UsageError
 
-from ..sections import About, Findings, FinishedStudy, overlay_of
+from ..sections import About, Findings, FinishedStudy, registered
 from .mlflow_runs import RUN_ID, files_of_study, study_ids
 
 STUDY = "study.json"  # the file by which a study's folder is known
@@ -46,7 +46,7 @@ def logged_study(tracking_uri: str, run_id: str) -> FinishedStudy:
 
 def latest_study(tracking_uri: str, experiment: str, kind: str) -> Findings:
     """Return the findings of the newest finished study of a kind that MLflow has. UsageError if there is none."""
-    overlay = overlay_of(kind)
+    _, overlay = registered(kind)
     ids = study_ids(tracking_uri, experiment, kind)
     if not ids:
         raise UsageError(
