@@ -26,7 +26,7 @@ from specdec.studies.base.contract import halves_of
 from specdec.studies.base.live_runs import StudyArm, host_times, interleaved, outputs_of, prepare_target
 from specdec.theory.trees import RankedTree, best_tree, choose_tree, expected_tokens
 from specdec.timing.calls import call_sizes
-from specdec.timing.drafts import time_drafts
+from specdec.timing.shapes import time_drafts
 
 
 @typed

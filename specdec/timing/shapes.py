@@ -1,5 +1,5 @@
 """Times verification calls on k rows of width w behind a number of cached tokens: t(k, w, context), evaluated packed,
-in rows, or in turn both ways.
+in rows, or in turn both ways; and drafts by their structure, in turn with the target's calls, as in decoding.
 """
 
 import logging
@@ -10,9 +10,11 @@ from typing import Any
 import pandas as pd
 import torch
 
+from specdec.drafters.base import Drafter
 from specdec.errors import UsageError, is_out_of_memory
 from specdec.progress import stage
 from specdec.records import Draft, TextStart, chain_tree
+from specdec.structures.base import Structure
 from specdec.structures.rows import Rows
 from specdec.targets.base import Target
 from specdec.targets.base.contract import Evaluation
@@ -211,3 +213,39 @@ class _Calls:
             self._target.verify(self._drafts[shape])
         else:
             self._target.verify_roots(k)
+
+
+@torch.inference_mode()
+def time_drafts(
+    target: Target, drafter: Drafter, structures: Sequence[Structure], prompt: Sequence[int], timer: Timer
+) -> pd.DataFrame:
+    """Time drafts after `prompt`, all structures in random order in each pass; one more pass comes first and does not
+    count.
+
+    Each draft is verified and forgotten, so that the next one meets the processor's caches as a call leaves them.
+
+    Returns:
+        One line for each structure and call: structure (its place), nodes and depth (asked for), call (from 0), drafted
+        (nodes), seconds.
+    """
+    most = max(structure.nodes for structure in structures)
+    capacity = len(prompt) + 1 + max(target.room(structure.tree) for structure in structures)
+    target.start(TextStart(prompt, capacity, max(structure.branches for structure in structures)))
+    drafts = TextStart(prompt, len(prompt) + most + 1, generator=timer.generator, reference=prompt, in_step=True)
+    drafter.start(drafts, target.states)
+    lines = []
+    for done in timer.passes(warm_up=1, name="timing drafts"):
+        for place in timer.shuffled(range(len(structures))):
+            structure = structures[place]
+            draft = timer.time(place, partial(drafter.draft, structure))
+            target.verify(draft)
+            if drafter.capabilities.reads_logits:  # as in decoding, so that its later drafts are as large as there
+                assert target.logits is not None
+                drafter.observe(draft, target.logits)
+            target.discard()
+            if done:
+                size = {"nodes": structure.nodes, "depth": structure.gamma}
+                lines.append({"structure": place, **size, "call": done - 1, "drafted": len(draft)})
+        timer.heartbeat()
+    seconds = {place: timer.seconds(place) for place in range(len(structures))}
+    return pd.DataFrame([{**line, "seconds": seconds[line["structure"]][line["call"]]} for line in lines])

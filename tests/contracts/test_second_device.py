@@ -30,8 +30,7 @@ from specdec.replay.walk import Led
 from specdec.sampling import SamplingConfig, generator_for, generator_on
 from specdec.targets.causal import Causal
 from specdec.timing.calls import calibrate, time_calls
-from specdec.timing.drafts import time_drafts
-from specdec.timing.shapes import time_shapes
+from specdec.timing.shapes import time_drafts, time_shapes
 from specdec.timing.timer import Timer
 from specdec.verifiers import speculative_sampling
 from specdec.verifiers.base import descent, verifiers

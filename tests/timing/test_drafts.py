@@ -9,7 +9,7 @@ from specdec.drafters.base import DrafterCapabilities
 from specdec.records import EMPTY, Draft
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
-from specdec.timing.drafts import time_drafts
+from specdec.timing.shapes import time_drafts
 from specdec.timing.timer import Timer
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52]

@@ -32,7 +32,7 @@ from specdec.studies.base.contract import Bench
 from specdec.studies.base.live_runs import host_seconds
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream
-from specdec.timing.drafts import time_drafts
+from specdec.timing.shapes import time_drafts
 
 
 @dataclass(frozen=True)
