@@ -129,7 +129,7 @@ class _Advisor:
         self._measurement = parts.plan.measurement
         self._target, self._drafter = parts.target, parts.primary.drafter
         self._replay_kind = parts.primary.drafter.capabilities.replay
-        self._shapes = {arm.gamma: arm.structure for arm in parts.arms}
+        self._shapes = {arm.gamma: arm.structure for arm in parts.chosen.arms}
         self._gammas = list(self._shapes)
         self._states = TextStates(parts.target)
         self._clock: Clock = clock_for(self._target.device)
@@ -153,7 +153,8 @@ class _Advisor:
         prepare(self._parts, longest)
         if self._measurement.warmup_tokens:
             self._decode(longest, 0, self._measurement.warmup_tokens)
-        every, longest_arm = -(-len(prompts) // _CALIBRATIONS), max(self._parts.arms, key=lambda arm: arm.gamma)
+        every = -(-len(prompts) // _CALIBRATIONS)
+        longest_arm = max(self._parts.chosen.arms, key=lambda arm: arm.gamma)
         what = counted(len(prompts), "prompt") if recorded is None else counted(len(recorded), "recorded text")
         about = f"{what} plainly, and drafts along them at {counted(len(self._gammas), 'gamma')}"
         shorter = "prompts.limit=N, measurement.max_new_tokens=N and measurement.gammas=[N] make it shorter"

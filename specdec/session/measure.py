@@ -127,7 +127,7 @@ def _calibration(parts: Parts, session: Session, grid_sizes: list[int], clock: C
     measurement, target, seed = parts.plan.measurement, parts.target, parts.plan.seed
     longest = parts.longest_prompt
     timer = Timer(clock, measurement.calibration_calls, generator_for(seed, longest.id, "calibration"))
-    trees = [arm.structure.tree for arm in parts.arms]
+    trees = [arm.structure.tree for arm in parts.chosen.arms]
     calibration = session.calibrated(
         lambda target, drafter: calibrate(target, drafter, parts.primary.structure, longest.tokens, trees, timer)
     )

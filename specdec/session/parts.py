@@ -73,7 +73,7 @@ class Parts:
 
     Attributes:
         limit: the most tokens of an output.
-        chosen: the drafter of `+drafter=`; `arms` and `primary` are its own.
+        chosen: the drafter of `+drafter=`; `primary` is its own.
         beside: the drafters of `measurement.drafters`.
         sampled: a line at a temperature beside a greedy run.
         original: plain decoding with the model that the target was before it was trained.
@@ -93,10 +93,6 @@ class Parts:
     null: Arm | None = None
     control_every: int = 1
     walks: bool = False
-
-    @property
-    def arms(self) -> tuple[Arm, ...]:
-        return self.chosen.arms
 
     @property
     def primary(self) -> Arm:

@@ -234,10 +234,10 @@ def test_points_of_the_curve_beyond_the_heads_or_a_given_tree_are_left_out_and_d
         return open_parts(plan(composed("+debug=tiny", "+drafter=medusa", f"drafter.model={heads}", *overrides)))
 
     parts = parts_of("structure=chain", "structure.gamma=4", "measurement.gammas=[1,5,6,8]")
-    assert [arm.gamma for arm in parts.arms] == [1, 4, 5] and parts.chosen.left_out == (6, 8)
+    assert [arm.gamma for arm in parts.chosen.arms] == [1, 4, 5] and parts.chosen.left_out == (6, 8)
     assert parts.primary.gamma == 4
     parts = parts_of("structure=tree", "structure.parents=[-1,-1,0]", "measurement.gammas=[1,3,4]")
-    assert [(arm.gamma, arm.structure.gamma) for arm in parts.arms] == [(1, 1), (2, 2)]
+    assert [(arm.gamma, arm.structure.gamma) for arm in parts.chosen.arms] == [(1, 1), (2, 2)]
     assert parts.chosen.left_out == (3, 4)
     with pytest.raises(UsageError, match="structure=tree: it is 6 deep, and drafter medusa drafts 5 levels at most"):
         parts_of("structure=tree", "structure.parents=[-1,0,1,2,3,4]")
