@@ -243,8 +243,10 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     folder = sweep.opened.folder
     names = sweep.headline or tuple(sorted({name for cell in outcomes for name in cell.results}))[:_COLUMNS]
     header = ["cell", "overrides", *names, "exit code", "fault"]
+    shared = set.intersection(*(set(cell.overrides) for cell in outcomes)) if len(outcomes) > 1 else set()
+    varied = {cell.cell: [each for each in cell.overrides if each not in shared] for cell in outcomes}
     lines = [
-        [str(cell.cell), " ".join(_varied(cell, outcomes))]
+        [str(cell.cell), " ".join(varied[cell.cell])]
         + [f"{cell.results[name]:.3f}" if name in cell.results else "" for name in names]
         + [str(cell.exit_code), cell.sentence or ("kept: finished before" if cell.kept else "")]
         for cell in outcomes
@@ -258,9 +260,9 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     for name in names:
         drawn: dict[str, dict[int, float]] = {}  # a line for each combination of the overrides other than gamma
         for outcome in outcomes:
-            varied = _varied(outcome, outcomes)
-            gammas = [override.removeprefix(_GAMMA) for override in varied if override.startswith(_GAMMA)]
-            others = [override.removeprefix("+drafter=") for override in varied if not override.startswith(_GAMMA)]
+            own = varied[outcome.cell]
+            gammas = [override.removeprefix(_GAMMA) for override in own if override.startswith(_GAMMA)]
+            others = [override.removeprefix("+drafter=") for override in own if not override.startswith(_GAMMA)]
             if name in outcome.results:  # where gamma was not swept, the number of the cell takes its place
                 step = int(gammas[0]) if gammas and gammas[0].isdigit() else outcome.cell
                 drawn.setdefault(" ".join(others) or "all", {})[step] = outcome.results[name]
@@ -279,9 +281,3 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
         print(shown)
     if verbose() and names and (overlay := sweep.run.overlay(f"sweep/{names[0]}")):
         print(f"overlay: {overlay}")
-
-
-def _varied(outcome: CellOutcome, outcomes: list[CellOutcome]) -> list[str]:
-    """Return the overrides that not all cells share."""
-    shared = set.intersection(*(set(o.overrides) for o in outcomes)) if len(outcomes) > 1 else set()
-    return [override for override in outcome.overrides if override not in shared]

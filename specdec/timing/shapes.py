@@ -145,7 +145,7 @@ class _Calls:
         self._drafts = {shape: Draft(drawn[: len(tree)], tree) for shape, tree in trees.items()}
         self._text = [tokens[index % len(tokens)] for index in range(max(contexts) + 1)]
         self.lacking: set[tuple[Shape, int]] = set()
-        self.copies = max((k for k, _ in self._affordable(max(contexts))), default=1)
+        self.copies = max((k for k, _ in self._possible(max(contexts), fill=False)), default=1)
         self.sizes = {len(tree) + 1 for tree in trees.values() if tree.is_chain or self._way == "packed"}
 
     def lines(self, shape: Shape, context: int) -> Iterator[dict[str, Any]]:
@@ -163,45 +163,36 @@ class _Calls:
 
     def visit(self, context: int) -> None:
         """Make one timed call on every shape behind `context` tokens."""
-        # Fill the cache, with as many copies as there is memory for.
-        while possible := self._affordable(context):
-            copies = max(k for k, _ in possible)
-            try:
-                self._target.start(TextStart(self._text[: context + 1], context + 1 + self._room, copies))
-                break
-            except (RuntimeError, MemoryError) as error:
-                if copies == 1 or not is_out_of_memory(error):
-                    raise
-                self._leave_out(copies, context)
-        if not possible:
+        if not (possible := self._possible(context)):
             return
         self._call(possible[0])  # the processor's caches are as the prefill left them
         for shape in self._timer.shuffled(possible):
             try:
                 self._call(shape)
                 self._timer.time((self._way, shape, context), partial(self._verify, shape))
-                self._target.discard()
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self._target.discard()
                 self.lacking.add((shape, context))
+            self._target.discard()
 
-    def _affordable(self, context: int) -> list[Shape]:
-        """Return the shapes whose copies of the cache there is memory for."""
+    def _possible(self, context: int, fill: bool = True) -> list[Shape]:
+        """Fill the cache, with as many copies as there is memory for, or only look for that; return the shapes that
+        these serve.
+        """
+        capacity = context + 1 + self._room
         while possible := [shape for shape in self._drafts if (shape, context) not in self.lacking]:
             copies = max(k for k, _ in possible)
             try:
-                self._target.check_memory(context + 1, context + 1 + self._room, copies)
+                self._target.check_memory(context + 1, capacity, copies)
+                if fill:
+                    self._target.start(TextStart(self._text[: context + 1], capacity, copies))
                 break
-            except UsageError:
-                if copies == 1:
+            except (UsageError, RuntimeError, MemoryError) as error:
+                if copies == 1 or not (isinstance(error, UsageError) or is_out_of_memory(error)):
                     raise
-                self._leave_out(copies, context)
+                self.lacking |= {(shape, context) for shape in self._drafts if shape[0] == copies}
         return possible
-
-    def _leave_out(self, k: int, context: int) -> None:
-        self.lacking |= {(shape, context) for shape in self._drafts if shape[0] == k}
 
     def _call(self, shape: Shape) -> None:
         self._verify(shape)
