@@ -195,9 +195,8 @@ def terminal_lines(trace: Trace, width: int = 100) -> Iterator[Text]:
         yield Text().append(lead, style="dim").append_text(text)
 
 
-def print_trace(traces: Sequence[Trace], console: Console | None = None, rounds: int | None = None) -> None:
+def print_trace(traces: Sequence[Trace], console: Console, rounds: int | None = None) -> None:
     """Print at most the first `rounds` rounds of each trace, or all of them, behind an explanation of the signs."""
-    console = console or Console()
     legend = Text().append("text so far│then ", style="dim")
     signs = {Kind.ACCEPTED: "accepted", Kind.REJECTED: "rejected", Kind.CORRECTION: "correction", Kind.BONUS: "bonus"}
     for kind, word in signs.items():

@@ -29,7 +29,7 @@ def settle(folder: Path) -> None:
         if kept:
             collected = Collected()
             for done in kept.values():
-                collected.add(Collected(**done.collected))
+                collected.add(done.collected)
             results.compact()
             facts = open_folder(folder).facts()
             collected.write(results, [facts.drafter, *facts.beside])

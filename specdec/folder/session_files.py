@@ -3,8 +3,8 @@
 It is plain data, so that a finished prompt's share goes to disk with its rounds, and a resumed run takes it back.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specdec.analysis.findings.run_metrics import OUTPUTS, SAMPLED
@@ -40,14 +40,14 @@ class Collected:
     cache_bytes: int = 0
     peak_mb: float = 0.0
 
-    def add(self, other: "Collected") -> None:
-        """Append what another prompt left. Shares of several processes are joined in the order of their prompts."""
-        for each in fields(self):
-            mine, more = getattr(self, each.name), getattr(other, each.name)
+    def add(self, share: Mapping[str, Any]) -> None:
+        """Append what another prompt left, by name; to be called in the order of the prompts, whoever decoded them."""
+        for name, more in share.items():
+            mine = getattr(self, name)
             if isinstance(mine, list):
                 mine.extend(more)
             else:
-                setattr(self, each.name, max(mine, more))
+                setattr(self, name, max(mine, more))
 
     def counts(self, method: str) -> dict[str, int]:
         """Return how the outputs of one drafter compare with the baseline's, as `SessionFacts` names it."""

@@ -14,6 +14,7 @@ from specdec.models.load import POCKET, content_hash, model_path
 from specdec.models.model_files import SMOLLM2
 from specdec.session.dtypes import values_of
 from specdec.session.parts import Parts
+from specdec.text.lines import file_digest
 
 
 def keyed_by(parts: Parts, prompts: str | None = None) -> dict[str, Any]:
@@ -56,8 +57,7 @@ def _content(value: Any) -> Any:
     if path is not None and path.is_dir():
         return content_hash(value) or value
     if path is not None and path.is_file():
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return file_digest(path, f"File {path}")
     return value
 
 

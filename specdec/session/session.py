@@ -197,7 +197,7 @@ class Session:
         clock = self._clock.mark() if isinstance(self._clock, SimulatedClock) else None
         record = DonePrompt(prompt.id, repeat, place, baseline.tokens, vars(found), clock)
         self._results.append(*lines, record)
-        self.collected.add(found)
+        self.collected.add(vars(found))
         self._remember(prompt, baseline.tokens)
         return baseline
 
@@ -223,16 +223,12 @@ class Session:
                 output = self.run_prompt(turn, conversation.repeat, place).tokens
             else:
                 output = done.baseline
-                self.collect(done)
+                self.collected.add(done.collected)
                 if isinstance(self._clock, SimulatedClock) and done.clock is not None:
                     self._clock.reach(done.clock)
                 self._remember(turn, output)
             advance(done is None)
             answers.setdefault(turn.id, output)
-
-    def collect(self, done: DonePrompt) -> None:
-        """Take what was collected of a prompt that is done. To be called in the order of the run."""
-        self.collected.add(Collected(**done.collected))
 
     def finish(self, left_out: Sequence[str] = ()) -> None:
         """Write what was collected of the prompts that are done. Memory is read here, before anything that is no part

@@ -235,7 +235,7 @@ def decode_by_workers(parts: Parts, session: Session, beginning: Beginning, adva
         raise
     finally:
         for done in finished_prompts(folder).values():
-            session.collect(done)
+            session.collected.add(done.collected)
 
 
 def _share_out(parts: Parts, workers: Sequence[_Worker], beginning: Beginning, advance: Callable[[bool], None]) -> None:
