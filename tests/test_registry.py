@@ -4,7 +4,7 @@ value.
 
 import sys
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -156,29 +156,11 @@ def test_a_missing_key_is_named():
 
 
 @pytest.mark.parametrize(
-    "law",
-    [
-        [[1.0]],
-        [[0.5, 0.4], [0.5, 0.5]],
-        [[0.5, 0.5], [1.0]],
-        [[1.5, -0.5], [0.5, 0.5]],
-        [[NAN, 1.0], [0.0, 1.0]],
-    ],
+    "law", [[[1.0]], [[0.5, 0.4], [0.5, 0.5]], [[0.5, 0.5], [1.0]], [[1.5, -0.5], [0.5, 0.5]], [[NAN, 1.0], [0.0, 1.0]]]
 )
 def test_a_table_needs_a_stochastic_matrix(law, sampling):
     values = {"name": "table", "law": law, "end_token": None, "context_length": 10}
     assert "target.law" in sentence_of(targets.build, values, sampling=sampling())
-
-
-def test_a_choice_names_the_options():
-    @typed
-    class Choice:
-        kind: Literal["a", "b"]
-
-    assert (
-        sentence_of(validated, Choice, {"kind": "c"}, where="thing")
-        == "Bad value thing.kind='c': it should be 'a' or 'b'."
-    )
 
 
 def test_a_class_without_settings_has_its_name_alone(things):

@@ -37,10 +37,7 @@ def trace(generation: Generation, decode: Decode | None, disturbed: Sequence[boo
         lines.append(line)
         output.extend(round_.committed)
     return Trace(
-        **header,
-        prompt_end=_tail(generation.prompt, decode),
-        tokens=len(generation.tokens),
-        lines=tuple(lines),
+        **header, prompt_end=_tail(generation.prompt, decode), tokens=len(generation.tokens), lines=tuple(lines)
     )
 
 

@@ -210,16 +210,13 @@ def identity_of(seconds: float | str | None) -> RunIdentity:
     return identify(open_parts(plan(bounded)))
 
 
-def test_a_bound_belongs_to_the_identity_of_a_run():
-    assert len({identity_of(seconds).cell for seconds in (None, 60.0)}) == 2
-
-
-def test_the_bound_that_auto_became_is_logged(monkeypatch):
+def test_a_bound_belongs_to_the_identity_of_a_run_and_is_logged_as_what_auto_became(monkeypatch):
     monkeypatch.setattr("specdec.plan.plan._budget", lambda config: FIRST_LOOK_S)
     assert identity_of("auto").params["measurement.budget_seconds"] == FIRST_LOOK_S
     monkeypatch.undo()
-    for asked in (None, 60.0):
-        assert identity_of(asked).params["measurement.budget_seconds"] == asked
+    found = {asked: identity_of(asked) for asked in (None, 60.0)}
+    assert all(found[asked].params["measurement.budget_seconds"] == asked for asked in found)
+    assert found[None].cell != found[60.0].cell
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,7 @@ def test_the_threads_are_those_that_the_run_will_set(native):
     [
         ((), (), "pocket in float32 (this machine would emulate bfloat16, the model's own), on"),
         ((), ("target.dtype=bfloat16",), "pocket in bfloat16 (as target.dtype says), on"),
-        (
-            ("bfloat16",),
-            ("target.model=some/model",),
-            "some/model in the model's own number format (float32 where",
-        ),
+        (("bfloat16",), ("target.model=some/model",), "some/model in the model's own number format (float32 where"),
     ],
 )
 def test_the_number_format_has_its_reason(native, formats, overrides, said):

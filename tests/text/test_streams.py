@@ -5,14 +5,7 @@ import json
 import pytest
 
 from specdec.errors import UsageError
-from specdec.text.streams import (
-    Recording,
-    Stream,
-    fitting_lengths,
-    open_recording,
-    read_streams,
-    write_streams,
-)
+from specdec.text.streams import Recording, Stream, fitting_lengths, open_recording, read_streams, write_streams
 
 STREAMS = [
     Stream("a", "math", (1, 2), (3, 4, 5), {"acc_eagle": (2, 1, 1), "acc_lookup": (1, 3, 1)}),
