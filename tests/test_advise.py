@@ -67,7 +67,8 @@ def given(folder):
     ],
 )
 def test_a_run_that_follows_finds_its_advice(ran, tmp_path, shape):
-    folder = ran(advise, "+drafter=ngram", *shape, *TINY)
+    folder = ran(advise, "+drafter=ngram", *shape, *TINY, "tracking.uri=http://me:secret@host")
+    assert "secret" not in (folder / "config.yaml").read_text(), "no password is kept"
     advice = given(folder)
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         assert database.execute("select count(*) from runs").fetchone() == (0,)

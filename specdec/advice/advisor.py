@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-import yaml
 from rich import get_console
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -34,6 +33,7 @@ from specdec.clock import Clock, clock_for
 from specdec.config import BASELINE
 from specdec.disturbance import watch_of
 from specdec.errors import UsageError
+from specdec.folder.identity import write_config
 from specdec.folder.results import ResultsFolder
 from specdec.folder.rounds_table import GenerationKey, generation_line, round_table
 from specdec.plan.plan import Plan
@@ -98,7 +98,7 @@ def advise(plan: Plan, folder: Path) -> Advice:
         if found != {prompt.tokens for prompt in parts.prompts.prompts}:
             prompts = key_of({"recorded": sorted(found)})  # not the configured ones: no run would find their advice
     keyed = keyed_by(parts, prompts)
-    (folder / "config.yaml").write_text(yaml.safe_dump(dict(plan.config), sort_keys=False), encoding="utf-8")
+    write_config(folder, plan.config)
     advisor = _Advisor(parts, folder)
     advisor.measure(recorded)
     with stage("Analyse", "intervals", told=False):

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from specdec.certification.certificate import (
     Certificate,
@@ -25,6 +24,7 @@ from specdec.drafters import Drafter, drafters
 from specdec.drafters.none import NoDrafter
 from specdec.environment import capture
 from specdec.errors import UsageError
+from specdec.folder.identity import write_config
 from specdec.plan.plan import Plan
 from specdec.plugins import is_foreign
 from specdec.progress import detail, stage
@@ -72,7 +72,7 @@ def certify(plan: Plan, folder: Path) -> Certificate:
         parts = open_parts(plan)
     asked = plan.certificate
     assert asked is not None
-    (folder / "config.yaml").write_text(yaml.safe_dump(dict(plan.config), sort_keys=False), encoding="utf-8")
+    write_config(folder, plan.config)
     prepare(parts)
     for note in arithmetic_notes(parts):
         detail(note)

@@ -15,7 +15,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-import yaml
 
 from specdec.certification.anytime import STATISTICS, THETAS, detectable, log_bets, log_evidence, log_mean, tails
 from specdec.certification.certificate import Certificate, Check, not_applicable
@@ -24,6 +23,7 @@ from specdec.certification.statistical import Texts
 from specdec.config import ServerConfig
 from specdec.environment import capture
 from specdec.errors import SpecdecError, UsageError
+from specdec.folder.identity import write_config
 from specdec.plan.plan import Plan
 from specdec.progress import stage
 from specdec.session.divergence import rounding_error
@@ -352,7 +352,7 @@ def certify_server(plan: Plan, asked: ServerConfig, folder: Path) -> Certificate
     with loading(plan):
         parts = open_parts(plan)
     client.tokenizer, client.vocabulary = parts.target.tokenizer, parts.target.vocab_size
-    (folder / "config.yaml").write_text(yaml.safe_dump(dict(plan.config), sort_keys=False), encoding="utf-8")
+    write_config(folder, plan.config)
     texts = [(prompt.id, prompt.tokens) for prompt in parts.prompts.prompts]
     audit = Audit(parts.target, asked, sampling.temperature, certificate.false_alarm)
     broken: SpecdecError | None = None

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec.text.writing import read_json
+import yaml
+
+from specdec.text.writing import read_json, write_atomically
+from specdec.tracking.store import without_password
 
 MISSING = "(none)"
 
@@ -29,6 +32,11 @@ class RunIdentity:
     cell: str
     tags: dict[str, str]
     config: dict[str, Any]
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write the resolved configuration as `config.yaml`, without the password of `tracking.uri`."""
+    write_atomically(folder / "config.yaml", without_password(yaml.safe_dump(dict(config), sort_keys=False)))
 
 
 def recorded_identity(folder: Path) -> dict[str, Any] | None:

@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from specdec.analysis.read.facts import STATUS_FILE, RunStatus
 from specdec.analysis.read.runs import open_folder
 from specdec.analysis.sections import counted
 from specdec.errors import Interrupted, UsageError
 from specdec.folder.earlier_runs import AUTO, NEVER, EarlierRuns, KeptRun
-from specdec.folder.identity import RunIdentity, differences, recorded_identity
+from specdec.folder.identity import RunIdentity, differences, recorded_identity, write_config
 from specdec.folder.results import (
     GENERATIONS,
     PARTS,
@@ -30,8 +28,7 @@ from specdec.folder.results import (
     finished_prompts,
 )
 from specdec.plan.time_budget import TimeBudget
-from specdec.text.writing import held, is_locked, read_json, write_atomically
-from specdec.tracking.store import without_password
+from specdec.text.writing import held, is_locked, read_json
 
 _STATUS_SECONDS = 1.0  # between two writings of a status
 _LEFT_BY_RUNS = (STATUS_FILE, "config.yaml", "environment.json", GENERATIONS, ROUNDS, PARTS)
@@ -96,8 +93,7 @@ def write_sittings(results: ResultsFolder, identity: RunIdentity, beginning: Beg
     *before, now = beginning.sittings
     sittings = [*before, {**now, **({"mlflow_run": tracked} if tracked else {})}]
     results.write_json("environment.json", {**identity.environment, "sittings": sittings})
-    text = without_password(yaml.safe_dump(identity.config, sort_keys=False))  # of tracking.uri
-    write_atomically(results.folder / "config.yaml", text)
+    write_config(results.folder, identity.config)
 
 
 @contextmanager
