@@ -1,4 +1,6 @@
-"""Every call asked for is in the table: made at its context on its shape, or not made, with the reason."""
+"""Every call asked for is in the table: made at its context on its shape, or not made, with the reason. Drafts of every
+structure are timed equally often, in turn with calls. Nothing is left behind.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -7,13 +9,15 @@ import pandas as pd
 import pytest
 import torch
 
-from specdec.clock import CpuClock
+from specdec.clock import CpuClock, SimulatedClock
+from specdec.drafters import Drafter
+from specdec.drafters.base import DrafterCapabilities
 from specdec.errors import UsageError
-from specdec.records import EMPTY, TextStart
+from specdec.records import EMPTY, Draft, TextStart
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
-from specdec.timing.shapes import time_shapes, tokens_evaluated
+from specdec.timing.shapes import time_drafts, time_shapes, tokens_evaluated
 from specdec.timing.timer import Timer
 
 SHAPES = [(1, 0), (1, 2), (2, 0), (2, 1), (4, 1), (4, 3)]
@@ -26,9 +30,12 @@ def target(request, tiny_model, sampling):
     return target
 
 
+def timer(calls, clock=None, **limits):
+    return Timer(clock or CpuClock(), calls, generator_for(0, "p", "cost"), **limits)
+
+
 def timed(target, tokens=(5, 6, 7), shapes=SHAPES, contexts=(8, 40), calls=2, **limits):
-    timer = Timer(CpuClock(), calls, generator_for(0, "p", "cost"), **limits)
-    return time_shapes(target, tokens, shapes, contexts, timer)
+    return time_shapes(target, tokens, shapes, contexts, timer(calls, **limits))
 
 
 def cells(table: pd.DataFrame, missing: str = "") -> Counter:
@@ -135,8 +142,7 @@ def test_both_ways_are_timed_in_turn(tiny_model, sampling):
         start(text)
 
     target.start = watched
-    timer = Timer(CpuClock(), 2, generator_for(0, "p", "cost"))
-    found = time_shapes(target, (5, 6, 7), SHAPES, [8, 40], timer, ["rows", "packed"])
+    found = time_shapes(target, (5, 6, 7), SHAPES, [8, 40], timer(2), ["rows", "packed"])
     assert target.evaluation == "packed" and prepared == [("rows", {1, 3, 5, 13}, 40 + 1 + 13, 4)]
     assert order == 2 * [(way, context + 1) for context in (8, 40) for way in ("rows", "packed")]
     assert cells(found[found["evaluation"] == "rows"]) == {(*shape, c): 2 for shape in SHAPES for c in (8, 40)}
@@ -192,3 +198,58 @@ def test_a_target_without_rows_is_refused(table, random_law):
     target.capabilities = replace(target.capabilities, structures=frozenset({"chain"}))
     with pytest.raises(UsageError, match="rows"):
         timed(target)
+
+
+PROMPT = [7, 3, 19, 44, 3, 19, 52]
+
+
+class Turns(SimulatedClock):
+    """Reads 1, 2, 3, ..., and what a drafter adds."""
+
+    def mark(self):
+        self.advance(1.0)
+        return super().mark()
+
+
+class Slow(Drafter):
+    """Every draft takes two seconds for each level and one for each node, and half as much again the first time."""
+
+    capabilities = DrafterCapabilities(fills=frozenset({"tree", "chain"}))
+
+    def __init__(self, clock):
+        self.clock, self.seen = clock, set()
+
+    def draft(self, structure):
+        cost = 2 * structure.gamma + structure.nodes
+        self.clock.advance(cost if structure in self.seen else 1.5 * cost)
+        self.seen.add(structure)
+        return Draft(torch.zeros(len(structure.tree), dtype=torch.long), structure.tree) if structure.nodes else EMPTY
+
+
+@pytest.mark.parametrize("evaluation", ["packed", "rows"])
+def test_every_structure_is_timed_apart_from_its_first_draft(tiny_model, sampling, make_structure, evaluation):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0), evaluation=evaluation)
+    clock = Turns()
+    shapes = [make_structure("tree", 3), make_structure("chain", 2), make_structure("tree", 1)]
+    table = time_drafts(target, Slow(clock), shapes, PROMPT, timer(4, clock))
+    assert table.groupby("structure")["call"].apply(sorted).tolist() == [[0, 1, 2, 3]] * 3
+    assert table["drafted"].tolist() == table["nodes"].tolist()
+    assert dict(zip(table["structure"], table["nodes"], strict=True)) == {0: 6, 1: 2, 2: 2}
+    assert (table["seconds"] == 1 + 2 * table["depth"] + table["nodes"]).all()
+    orders = table.sort_index().groupby("call")["structure"].apply(tuple)
+    assert len(set(orders)) > 1, "in random order"
+    assert target.decoder.length == len(PROMPT) - 1
+
+
+def test_a_drafter_that_reads_states_is_given_them(tiny_model, sampling, make_structure):
+    class Reader(Slow):
+        capabilities = DrafterCapabilities(fills=frozenset({"chain"}), reads_states=True)
+
+        def start(self, text, states=None):
+            self.read_of = states.shape
+
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    target.hidden.keep(0)
+    reader = Reader(Turns())
+    time_drafts(target, reader, [make_structure("chain", 1)], PROMPT, timer(1, reader.clock))
+    assert tuple(reader.read_of) == (len(PROMPT) - 1, 32)
