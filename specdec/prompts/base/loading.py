@@ -4,6 +4,7 @@ chat template or as plain text, as many as can be used.
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -158,7 +159,7 @@ def load_prompts(
     if tokenizer is None and any(entry.turns for entry in content.entries):
         raise UsageError(f"Prompt set {config.name!r} is text, and the target has no tokenizer: use prompts=tokens.")
     skipped: Counts = {reason: dict(counts) for reason, counts in content.absent.items()}
-    chosen = list(islice(_usable_in_turn(content.entries, config, renderer, skipped), config.limit))
+    chosen = list(islice(_usable(content.entries, config, renderer, skipped), config.limit))
     if not chosen:
         counts = {reason: sum(by_category.values()) for reason, by_category in skipped.items()}
         said = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in counts.items())
@@ -183,30 +184,24 @@ def load_prompts(
     )
 
 
-def _usable_in_turn(
+def _usable(
     entries: Iterable[Entry], config: SetConfig, renderer: Renderer, skipped: Counts
 ) -> Iterator[tuple[Entry, Prompt]]:
     """Yield usable entries in the source's order; with a limit that is balanced, the categories in turn."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.category if config.balance and config.limit else "", []).append(entry)
-    waiting = [_usable(group, renderer, skipped) for group in groups.values()]
+    waiting = deque(map(iter, groups.values()))
     while waiting:
-        for group in list(waiting):
-            pair = next(group, None)
-            if pair is None:
-                waiting.remove(group)
+        group = waiting.popleft()
+        for entry in group:
+            # Checked before rendering: a chat template or a begin token makes a prompt out of nothing.
+            empty = not entry.tokens and not (entry.turns and entry.turns[0].strip())
+            prompt = None if empty else renderer.prompt(entry)
+            if prompt is None or not prompt.tokens or len(prompt.tokens) > renderer.room:
+                counts = skipped.setdefault(TOO_LONG if prompt and prompt.tokens else EMPTY, {})
+                counts[entry.category] = counts.get(entry.category, 0) + 1
             else:
-                yield pair
-
-
-def _usable(entries: Iterable[Entry], renderer: Renderer, skipped: Counts) -> Iterator[tuple[Entry, Prompt]]:
-    for entry in entries:
-        # Checked before rendering: a chat template or a begin token makes a prompt out of nothing.
-        empty = not entry.tokens and not (entry.turns and entry.turns[0].strip())
-        prompt = None if empty else renderer.prompt(entry)
-        if prompt is None or not prompt.tokens or len(prompt.tokens) > renderer.room:
-            counts = skipped.setdefault(TOO_LONG if prompt and prompt.tokens else EMPTY, {})
-            counts[entry.category] = counts.get(entry.category, 0) + 1
-        else:
-            yield entry, prompt
+                yield entry, prompt
+                waiting.append(group)
+                break
