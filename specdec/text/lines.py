@@ -174,13 +174,10 @@ class Names:
 
     def __call__(self, name: str) -> str:
         """Return the name; the second and later ones of a name get their number."""
-        if name not in self._last:
-            self._last[name] = 1
-            return name
-        self.repeated += 1
-        number = self._last[name] + 1
-        while f"{name}#{number}" in self._last:
+        unique, number = name, self._last.get(name, 0)
+        self.repeated += number > 0
+        while unique in self._last:
             number += 1
-        self._last[name] = number
-        self._last[f"{name}#{number}"] = 1
-        return f"{name}#{number}"
+            unique = f"{name}#{number}"
+        self._last |= {unique: 1, name: max(number, 1)}
+        return unique

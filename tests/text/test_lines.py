@@ -71,8 +71,7 @@ def test_files_that_are_none(tmp_path):
 
 
 def test_names_are_told_apart_whatever_they_are():
-    assert list(map(Names(), ["a", "a", "b", "a"])) == ["a", "a#2", "b", "a#3"]
+    names = Names()
+    assert list(map(names, ["a", "a", "b", "a"])) == ["a", "a#2", "b", "a#3"] and names.repeated == 2
     tricky = ["a", "a#2", "a", "a#2", "a"]
     assert len(set(map(Names(), tricky))) == 5
-    names = Names()
-    assert [names(name) for name in ("a", "a", "b")] == ["a", "a#2", "b"] and names.repeated == 1
