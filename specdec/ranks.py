@@ -49,11 +49,6 @@ def _from_environment(name: str, otherwise: int) -> int:
     return int(value) if value.isdigit() else otherwise
 
 
-def follows() -> bool:
-    """Return True in a process that follows rank 0."""
-    return rank() > 0
-
-
 def check_single(who: str) -> None:
     """Refuse a command that one process runs alone, where torchrun started several.
 

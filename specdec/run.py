@@ -41,7 +41,7 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
     else:
         from specdec.session.experiment import follow_experiment, run_experiment
 
-        if ranks.follows():
+        if ranks.rank() > 0:
             for number in STOPS:  # rank 0 decides: a rank that ended before it would look like one that died
                 signal.signal(number, signal.SIG_IGN)
             follow_experiment(planned, folder)
@@ -68,7 +68,7 @@ def main() -> None:
     What a rank that follows prints is dropped, and the folder that it would write to is a temporary one. Its faults are
     printed if it is still there a few seconds later: then they are its own.
     """
-    if not ranks.follows():
+    if ranks.rank() == 0:
         cli.main("config", task)
         return
     said = io.StringIO()

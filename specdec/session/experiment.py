@@ -118,10 +118,9 @@ def _run(
 ) -> RunFindings:
     """Decode what is left of a run, analyse it, and log it; `printed` are the notes that were shown."""
     results, folder, plan, prompts = beginning.results, beginning.results.folder, parts.plan, parts.turns
-    name, read = run_name(parts, identity), identity.environment["prompts"]
-    about: dict[str, Any] = {"name": name, "params": identity.params, "tags": identity.tags}
+    about: dict[str, Any] = {"name": run_name(parts, identity), "params": identity.params, "tags": identity.tags}
     with tracking.tracked_run(plan.tracking, **about, results=folder) as tracked:
-        tracked.dataset(read["name"], read["sha256"], read["count"], read)
+        tracked.dataset(identity.environment["prompts"])
         try:
             with standing(results, prompts, len(beginning.kept), budget) as progress:
 

@@ -131,14 +131,14 @@ class TrackedRun:
         page = self.link.rpartition("\n")[2].partition("#/")[0]
         return page + overlay(self._known.experiment_id, self.run_id, key)
 
-    def dataset(self, name: str, sha256: str, rows: int, source: Mapping[str, Any]) -> None:
-        """Log what the run reads (`rows` prompts or documents) as MLflow's dataset; once, also where it goes on."""
+    def dataset(self, prompts: Mapping[str, Any]) -> None:
+        """Log the run's prompts, as `environment.json` has them, as MLflow's dataset; once, also where it goes on."""
         described = {
-            "name": name[:500],
-            "digest": sha256[:36],  # all that MLflow has room for
+            "name": prompts["name"][:500],
+            "digest": prompts["sha256"][:36],  # all that MLflow has room for
             "source_type": "specdec",
-            "source": redacted(json.dumps({**source, "sha256": sha256}, default=str)),
-            "profile": json.dumps({"num_rows": rows}),
+            "source": redacted(json.dumps(dict(prompts), default=str)),
+            "profile": json.dumps({"num_rows": prompts["count"]}),
         }
         self._tell("logging the prompts", dataset=described)
 

@@ -114,14 +114,16 @@ def test_values_arrive(record):
 
 
 def test_prompts_are_a_dataset_input_once_and_the_experiment_opens_in_the_training_view(client, record):
+    prompts = {"name": "code", "sha256": "ab" * 32, "count": 7, "source": "here"}
+
     def write(run: Any) -> None:
         for _ in range(2):  # a run that goes on says it again
-            run.dataset("code", "ab" * 32, 7, {"source": "here"})
+            run.dataset(prompts)
 
     run = record(write)
     (found,) = run.inputs.dataset_inputs
     assert (found.dataset.name, found.dataset.digest) == ("code", ("ab" * 32)[:36])
-    assert json.loads(found.dataset.source) == {"source": "here", "sha256": "ab" * 32}
+    assert json.loads(found.dataset.source) == prompts
     assert json.loads(found.dataset.profile) == {"num_rows": 7}
     assert run.data.tags["mlflow.user"]
     experiment = client.get_experiment(run.info.experiment_id)
