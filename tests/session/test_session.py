@@ -17,7 +17,7 @@ from specdec.folder.results import ResultsFolder
 from specdec.folder.resumption import Beginning
 from specdec.plan.plan import plan
 from specdec.plan.time_budget import TimeBudget
-from specdec.records import TextStart
+from specdec.records import Request, TextStart
 from specdec.session import measure
 from specdec.session.advice_key import key_of, keyed_by
 from specdec.session.arm import Arm
@@ -73,12 +73,12 @@ class Made:
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """The gammas and limits of all decoding, in order."""
-    seen: list[tuple[int, int]] = []
+    """The gammas and requests of all decoding, in order."""
+    seen: list[tuple[int, Request]] = []
     decode = Arm.decode
 
     def watched(self, request, clock):
-        seen.append((self.gamma, request.max_new_tokens))
+        seen.append((self.gamma, request))
         return decode(self, request, clock)
 
     monkeypatch.setattr(Arm, "decode", watched)
@@ -102,9 +102,30 @@ def test_a_run_warms_up_calibrates_and_then_decodes(tmp_path, decoded, monkeypat
     monkeypatch.setattr(measure, "calibrate", lambda *args: calibrated.append(len(decoded)) or calibrate(*args))
     beginning = Beginning(results, {}, ())
     measure.measure(parts, identify(parts).cell, beginning, lambda: None, TimeBudget(None))
-    warm = [gamma for gamma, limit in decoded if limit == 2]
-    assert sorted(warm) == [0, 1, 2, 4] and decoded[:4] == [(gamma, 2) for gamma in warm]
+    warm = [gamma for gamma, asked in decoded if asked.max_new_tokens == 2]
+    assert sorted(warm) == [0, 1, 2, 4] and [gamma for gamma, _ in decoded[:4]] == warm
     assert calibrated == [4] and len(decoded) == 4 + 6 * 4
+
+
+def test_what_judges_a_draft_has_not_drawn_it(tmp_path, decoded):
+    """With one seed for both, the number that draws a token would judge it, and the output would not be the target's.
+
+    Drafts of a prompt draw the same numbers at every gamma, so that curves share their noise; every text is judged by
+    numbers of its own.
+    """
+    few = ("prompts.limit=3", "measurement.max_new_tokens=4", "measurement.repeats=2", "sampling.temperature=1.0")
+    drafts: dict[tuple[int, int, tuple[int, ...]], int] = {}
+    judged: list[int] = []
+    for seed in (0, 1):
+        decoded.clear()
+        Made(tmp_path / str(seed), *few, f"seed={seed}").run()
+        assert [gamma for gamma, _ in decoded].count(4) == 6
+        for place, (_, asked) in enumerate(decoded):
+            text = seed, 2 * place // len(decoded), tuple(asked.prompt)
+            assert drafts.setdefault(text, asked.draft_generator.initial_seed()) == asked.draft_generator.initial_seed()
+            judged.append(asked.accept_generator.initial_seed())
+    assert len({*drafts.values()}) == len(drafts) == 12 and len({*judged}) == len(judged) == 48
+    assert not {*judged} & {*drafts.values()}
 
 
 def test_times_are_those_of_the_verbs(tmp_path):
