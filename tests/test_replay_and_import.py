@@ -41,16 +41,13 @@ def trace(tmp_path):
     return path
 
 
-@pytest.fixture
-def replayed(command, undrawn_pictures, trace, tmp_path):
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn_pictures")
+def test_a_replay_and_an_import_of_one_file_say_the_same(command, trace, monkeypatch, tmp_path):
     arguments = ("+drafter=recorded", "target=replay", f"target.path={trace}", f"structure.gamma={GAMMA}", *QUICK)
     code, error = command(*arguments, "measurement.gammas=[1]", "measurement.max_new_tokens=100", "hydra.run.dir=out")
     assert code == 0, error
-    return open_folder(tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_a_replay_and_an_import_of_one_file_say_the_same(replayed, trace, monkeypatch, tmp_path):
+    replayed = open_folder(tmp_path / "out")
     monkeypatch.setattr(models, "REFITS", 5)
     (source,) = accepted_lengths(trace, ImportChoices(gamma=GAMMA))
     imported = foreign_findings(folder_of(source, tmp_path / "run", replicates=50))
