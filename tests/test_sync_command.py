@@ -5,20 +5,13 @@ import pytest
 from specdec import run, sync
 from specdec.tracking import store
 
-AWAY = "tracking.uri=http://127.0.0.1:9"
-RUN = ("+drafter=ngram", "+debug=tiny", "measurement.max_new_tokens=8", "prompts.limit=2")
-
-
-@pytest.fixture(autouse=True)
-def away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give servers that are away up at once."""
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr(store, "_silent", {})
-
 
 @pytest.mark.slow
-def test_a_run_without_its_server_ends_well_and_is_uploaded_later(in_process, made_database, tmp_path):
-    ended = in_process(run, *RUN, AWAY)
+def test_a_run_without_its_server_ends_well_and_is_uploaded_later(in_process, made_database, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # a server that is away is given up at once
+    monkeypatch.setattr(store, "_silent", {})
+    few = ("measurement.max_new_tokens=8", "prompts.limit=2", "tracking.uri=http://127.0.0.1:9")
+    ended = in_process(run, "+drafter=ngram", "+debug=tiny", *few)
     assert ended.code == 0, ended.error
     (folder,) = (tmp_path / "outputs").glob("*/*")
     assert (folder / "report.md").is_file() and "browse:" not in ended.output
