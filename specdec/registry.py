@@ -1,7 +1,8 @@
 """Name -> class, one registry per family. `@drafters.register("ngram")` is all a new drafter needs.
 
 A class is made by its `from_config(config, ...)`, or by its constructor where that takes the config itself; the
-annotation of that `config` argument says what configures it. A class with neither has no settings but its name.
+annotation of that `config` argument says what configures it. A class made by `typed` is its own config. A class with
+none of these has no settings but its name.
 """
 
 import importlib
@@ -11,6 +12,8 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
+
+from pydantic.dataclasses import is_pydantic_dataclass
 
 from specdec.config import typed, validated
 from specdec.errors import UsageError, near_misses
@@ -27,6 +30,8 @@ class NameAlone:
 
 
 def _config_type(cls: type) -> type:
+    if is_pydantic_dataclass(cls):
+        return cls
     if not any({"__init__", "from_config"} & vars(base).keys() for base in cls.__mro__[:-1]):
         return NameAlone
     maker = getattr(getattr(cls, "from_config", None), "__func__", None) or vars(cls).get("__init__")
@@ -112,6 +117,8 @@ class Registry(Generic[T]):
         cls = self.get(config.name)
         if isinstance(config, NameAlone):
             return cls()
+        if isinstance(config, cls):
+            return config
         make: Callable[..., T] = getattr(cls, "from_config", cls)
         return make(config, **context)
 

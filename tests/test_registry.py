@@ -59,6 +59,12 @@ def test_build_gives_the_class_its_typed_config(things):
     assert type(thing) is Thing and thing.config == ThingConfig(name="small_thing", size=3) and thing.colour == "blue"
 
 
+def test_a_typed_class_is_its_own_config(things):
+    things.register("typed_thing")(ThingConfig)
+    assert things.build({"name": "typed_thing", "size": 3}) == ThingConfig(name="typed_thing", size=3)
+    assert "thing.size='x'" in sentence_of(things.build, {"name": "typed_thing", "size": "x"})
+
+
 def test_an_unknown_name_is_answered_with_near_misses_and_the_list(things):
     assert sentence_of(things.get, "smal_thing") == (
         "Unknown thing 'smal_thing'. Did you mean small_thing? The things are: large_thing, small_thing."

@@ -4,10 +4,9 @@ One session: the target is loaded once, and on each text all arms and plain deco
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pandas as pd
-from pydantic import Field
 
 from specdec.analysis.sections import counted
 from specdec.analysis.studies.all_drafters import PLAIN
@@ -19,23 +18,13 @@ from specdec.plan.time_budget import TimeBudget
 from specdec.progress import stage
 from specdec.session.arm import Arm
 from specdec.structures import structures
-from specdec.studies.base import Bench, Study, studies
+from specdec.studies.base import Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import StudyArm, interleaved, outcome, outputs_of, prepare_target, warm_up
 from specdec.verifiers import verifiers
 
 
-@typed
-class AllDraftersConfig:
-    name: Literal["all_drafters"]
-    leave_out: list[str]
-    drafters: dict[str, dict[str, Any]]
-    nodes: AtLeastOne
-    shapes: list[Literal["chain", "tree"]]
-    repeats: AtLeastOne
-    budget_seconds: Annotated[float, Field(gt=0.0)] | None
-
-
 @studies.register("all_drafters")
+@typed
 class AllDrafters(Study):
     """Tables:
 
@@ -47,16 +36,23 @@ class AllDrafters(Study):
         "differs".
     """
 
-    def __init__(self, config: AllDraftersConfig) -> None:
-        self._config = config
-        for name in (*config.leave_out, *config.drafters):
+    name: Literal["all_drafters"]
+    leave_out: list[str]
+    drafters: dict[str, dict[str, Any]]
+    nodes: AtLeastOne
+    shapes: list[Literal["chain", "tree"]]
+    repeats: AtLeastOne
+    budget_seconds: Positive | None
+
+    def __post_init__(self) -> None:
+        for name in (*self.leave_out, *self.drafters):
             drafters.get(name)  # refuses a name that nothing has
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         bench.needs_model(
             "decodes live; use target=causal, or compare drafters that look tokens up with +experiment=ngrammys_grid."
         )
-        budget = TimeBudget(self._config.budget_seconds)
+        budget = TimeBudget(self.budget_seconds)
         arms = list(self._arms(bench))
         streams = bench.texts()
         prepare_target(bench, [each.arm.structure for each in arms], streams)
@@ -69,7 +65,7 @@ class AllDrafters(Study):
                 warm_up(bench, [each], longest)
                 under_way.advance()
         plain = StudyArm({"arm": PLAIN, "drafter": "none", "setting": "default"}, bench.parts.baseline)
-        decoded = list(interleaved(bench, [plain, *arms], streams, self._config.repeats, remember=True, budget=budget))
+        decoded = list(interleaved(bench, [plain, *arms], streams, self.repeats, remember=True, budget=budget))
         outcomes = []
         for done in decoded:
             key, stream = (done.stream.id, done.arm.arm.gamma), done.stream
@@ -81,26 +77,26 @@ class AllDrafters(Study):
 
     def _arms(self, bench: Bench) -> Iterator[StudyArm]:
         """Build every drafter once, and yield the arms that it can fill."""
-        config, target = self._config, bench.parts.target
+        target = bench.parts.target
         for name in drafters.names():
-            if name in config.leave_out:
+            if name in self.leave_out:
                 continue
-            values = composed_parts(name, changes={"drafter": config.drafters.get(name, {})})
+            values = composed_parts(name, changes={"drafter": self.drafters.get(name, {})})
             try:
                 drafter = drafters.build(values["drafter"], target=target)
             except UsageError as error:
                 raise UsageError(
-                    f"{error} Or leave it out: study.leave_out=[{','.join([*config.leave_out, name])}]."
+                    f"{error} Or leave it out: study.leave_out=[{','.join([*self.leave_out, name])}]."
                 ) from None
             rule, can = verifiers.build(values["verifier"]), drafter.capabilities
             own = structures.build(values["structure"])
             shapes = [("default", own if can.deepest is None else own.clamped(can.deepest))]
-            depth = config.nodes if can.deepest is None else min(config.nodes, can.deepest)
-            if "chain" in config.shapes and depth == config.nodes:
-                shapes.append(("chain", structures.build({"name": "chain", "gamma": config.nodes})))
-            if "tree" in config.shapes:
+            depth = self.nodes if can.deepest is None else min(self.nodes, can.deepest)
+            if "chain" in self.shapes and depth == self.nodes:
+                shapes.append(("chain", structures.build({"name": "chain", "gamma": self.nodes})))
+            if "tree" in self.shapes:
                 tree = composed_parts("none", "structure=tree")["structure"]
-                sizes = {"nodes": config.nodes, "depth": min(tree["depth"], depth)}
+                sizes = {"nodes": self.nodes, "depth": min(tree["depth"], depth)}
                 shapes.append(("tree", structures.build(tree | sizes)))
             for setting, structure in shapes:
                 fillable = can.fills & rule.capabilities.handles

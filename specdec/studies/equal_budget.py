@@ -18,9 +18,9 @@ from specdec.prompts import first_turn
 from specdec.replay.rank_accuracy import RankCounts, rank_counts
 from specdec.structures import structures
 from specdec.structures.tree import given
-from specdec.studies.base import Bench, Study, studies
+from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.studies.base.contract import halves_of
-from specdec.studies.base.live_runs import StudyArm, host_times
+from specdec.studies.base.live_runs import StudyArm, host_times, prepare_target
 from specdec.studies.base.replayed import Strategy, built_lookups, replay
 from specdec.theory.trees import best_tree
 from specdec.timing.calls import call_sizes
@@ -32,20 +32,8 @@ EITHER = -1
 """In place of a half of the prompts: the candidate was made without looking at any."""
 
 
-@typed
-class EqualBudgetConfig:
-    name: Literal["equal_budget"]
-    drafters: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
-    budgets: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=1)]
-    depths: Annotated[list[AtLeastOne], Field(min_length=1)]
-    ranks: AtLeastOne
-    contexts: Annotated[list[AtLeastOne], Field(min_length=1)]
-    calls: AtLeastOne
-    seconds: Annotated[float, Field(gt=0)]
-    probe_tokens: AtLeastOne
-
-
 @studies.register("equal_budget")
+@typed
 class EqualBudget(Study):
     """Tables; drafter is the name under `study.drafters`, shape is "chain", "rows" or "tree", half is 0 or 1:
 
@@ -62,52 +50,55 @@ class EqualBudget(Study):
     The run's own drafter and structure are not used.
     """
 
-    def __init__(self, config: EqualBudgetConfig) -> None:
-        self._config = config
-        self._budgets = sorted(set(config.budgets))
+    name: Literal["equal_budget"]
+    drafters: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
+    budgets: Ascending[Annotated[int, Field(ge=2)]]
+    depths: Ascending[AtLeastOne]
+    ranks: AtLeastOne
+    contexts: Ascending[AtLeastOne]
+    calls: AtLeastOne
+    seconds: Positive
+    probe_tokens: AtLeastOne
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         bench.needs_halves("chooses structures", "compares structures by the tokens of")
-        built = built_lookups(bench, self._config.drafters, "equal_budget", fills=SHAPES)
+        built = built_lookups(bench, self.drafters, "equal_budget", fills=SHAPES)
         streams = bench.texts()
         halves = halves_of(streams)
         strategies: list[Strategy] = []
         counted: list[dict[str, Any]] = []
-        depths = self._config.depths
-        deepest = min(max(depths), self._budgets[-1])
+        deepest = min(self.depths[-1], self.budgets[-1])
         for label, drafter in built.items():
-            candidates = [(EITHER, n, each) for n in self._budgets for each in plain_shapes(n).items()]
+            candidates = [(EITHER, n, each) for n in self.budgets for each in plain_shapes(n).items()]
             for half in (0, 1):
                 mine = [each for each in streams if halves[first_turn(each.id)] == half]
-                counts = rank_counts(drafter, None, mine, bench.parts.limit, self._config.ranks, deepest)
+                counts = rank_counts(drafter, None, mine, bench.parts.limit, self.ranks, deepest)
                 bench.heartbeat()
-                candidates += [(half, n, each) for n in self._budgets for each in trees(counts, n, depths).items()]
+                candidates += [(half, n, each) for n in self.budgets for each in trees(counts, n, self.depths).items()]
                 counted += [{"drafter": label, "half": half, **line} for line in counts.rows()]
             for half, n, (variant, values) in candidates:
                 keys = {"drafter": label, "shape": values["name"], "budget": n, "variant": variant, "made_on": half}
-                strategies.append(Strategy(keys, self._config.drafters[label], values))
+                strategies.append(Strategy(keys, self.drafters[label], values))
         table, _ = replay(bench, strategies, streams)
         table["half"] = table["prompt"].map(halves)
         choices = choose(table, strategies)
         # Plain steps and chains, so many that t(n) can be read off between them; all budgets among them.
-        tokens = {*call_sizes(self._budgets[-1] + 1, 4), *(n + 1 for n in self._budgets)}
+        tokens = {*call_sizes(self.budgets[-1] + 1, 4), *(n + 1 for n in self.budgets)}
         sizes: list[Shape] = [(1, n - 1) for n in sorted(tokens)]
         probed = choices[choices["half"] == 0]
         if bench.simulated:
             drafting = [({name: line[name] for name in KEYS}, line["budget"]) for line in probed.to_dict("records")]
-            contexts = sorted(set(self._config.contexts))
-            times = bench.simulated_times(sizes, contexts, [(PLAIN, 0), *drafting])
+            times = bench.simulated_times(sizes, self.contexts, [(PLAIN, 0), *drafting])
         else:
-            config, parts, stream = self._config, bench.parts, streams[0]
-            calls = bench.time_calls(stream.prompt, sizes, config.contexts, config.calls, config.seconds)
+            parts, stream = bench.parts, streams[0]
+            calls = bench.time_calls(stream.prompt, sizes, self.contexts, self.calls, self.seconds)
             arms = [StudyArm(PLAIN, replace(parts.baseline, verifier=parts.primary.verifier))]
             for line in probed.to_dict("records"):
                 structure = structures.build(json.loads(line["structure"]))
                 arm = replace(parts.primary, drafter=built[line["drafter"]], structure=structure)
                 arms.append(StudyArm({name: line[name] for name in KEYS}, arm))
-            longest = len(stream.prompt) + config.probe_tokens + 2 * self._budgets[-1] + 2
-            parts.target.prepare({each.arm.structure.nodes + 1 for each in arms}, longest)
-            host = host_times(bench, arms, stream, 1, config.probe_tokens, average=median)
+            prepare_target(bench, [each.arm.structure for each in arms], [stream])
+            host = host_times(bench, arms, stream, 1, self.probe_tokens, average=median)
             times = {"block_times": calls.assign(repeat=0), "host_times": host}
         return {"replay": table, "choices": choices, "accuracy": pd.DataFrame(counted), **times}
 

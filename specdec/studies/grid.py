@@ -14,7 +14,7 @@ from pydantic import Field
 from specdec.analysis.studies.grid import USUAL, best, grid
 from specdec.config import AtLeastOne, typed
 from specdec.structures import structures
-from specdec.studies.base import Bench, Study, studies
+from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import OUTPUTS, StudyArm, host_times, interleaved, outputs_of, prepare_target
 from specdec.studies.base.replayed import Strategy, check_rows, replay
 from specdec.timing.shapes import Shape
@@ -22,21 +22,8 @@ from specdec.timing.shapes import Shape
 PLAIN: Shape = (1, 0)  # plain decoding, as a shape
 
 
-@typed
-class GridConfig:
-    name: Literal["grid"]
-    k: Annotated[list[AtLeastOne], Field(min_length=1)]
-    w: Annotated[list[AtLeastOne], Field(min_length=1)]
-    repeats: AtLeastOne
-    contexts: AtLeastOne
-    calls: AtLeastOne
-    seconds: Annotated[float, Field(gt=0)]
-    probe_tokens: AtLeastOne
-    live_prompts: AtLeastOne
-    whole_runs: Annotated[int, Field(ge=0)]
-
-
 @studies.register("grid")
+@typed
 class RowsGrid(Study):
     """Tables, all by k and w; a w of 0 is plain decoding:
 
@@ -53,13 +40,20 @@ class RowsGrid(Study):
     On a target without a model all times are the cost model's, and `live` and `whole` are empty.
     """
 
-    def __init__(self, config: GridConfig) -> None:
-        self._config = config
-        self._k, self._w = sorted(set(config.k)), sorted(set(config.w))
+    name: Literal["grid"]
+    k: Ascending[AtLeastOne]
+    w: Ascending[AtLeastOne]
+    repeats: AtLeastOne
+    contexts: AtLeastOne
+    calls: AtLeastOne
+    seconds: Positive
+    probe_tokens: AtLeastOne
+    live_prompts: AtLeastOne
+    whole_runs: Annotated[int, Field(ge=0)]
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         values = check_rows(bench, "grid")
-        cells = {(k, w): {**values, "k": k, "w": w} for k, w in itertools.product(self._k, self._w)}
+        cells = {(k, w): {**values, "k": k, "w": w} for k, w in itertools.product(self.k, self.w)}
         shapes = {shape: structures.build(cell) for shape, cell in cells.items()}  # checks the budget, before decoding
         streams = bench.texts()
         strategies = [Strategy({"k": k, "w": w}, bench.values.drafter, cell) for (k, w), cell in cells.items()]
@@ -67,7 +61,7 @@ class RowsGrid(Study):
         # Numbers of cached tokens between the shortest prompt and the end of the longest text.
         low = max(1, min(len(stream.prompt) for stream in streams) - 1)
         high = max(len(stream.prompt) + len(stream.generated) for stream in streams)
-        steps = self._config.contexts - 1
+        steps = self.contexts - 1
         contexts = sorted({round(low + (high - low) * step / steps) for step in range(steps + 1)} if steps else
                           {(low + high) // 2})  # fmt: skip
         if bench.simulated:  # by the cost model of a target without a model
@@ -75,26 +69,24 @@ class RowsGrid(Study):
             simulated = bench.simulated_times([PLAIN, *cells], contexts, keys)
             none = pd.DataFrame(columns=["k", "w", *OUTPUTS, "dtype"])
             return {"replay": table, **simulated, "live": none, "whole": none}
-        config, parts = self._config, bench.parts
+        parts = bench.parts
         prepare_target(bench, shapes.values(), streams, contexts[-1])
-        times = bench.time_calls(
-            streams[0].prompt, [PLAIN, *shapes], contexts, config.repeats * config.calls, config.seconds
-        )
-        times["repeat"] = times["call"] // config.calls
+        times = bench.time_calls(streams[0].prompt, [PLAIN, *shapes], contexts, self.repeats * self.calls, self.seconds)
+        times["repeat"] = times["call"] // self.calls
         plain = StudyArm({"k": PLAIN[0], "w": PLAIN[1]}, parts.baseline)
         arms = {
             (k, w): StudyArm({"k": k, "w": w}, replace(parts.primary, structure=structure))
             for (k, w), structure in shapes.items()
         }
-        middle = self._k[len(self._k) // 2], self._w[len(self._w) // 2]
+        middle = self.k[len(self.k) // 2], self.w[len(self.w) // 2]
         probed = [plain, *(arms[shape] for shape in sorted({*self._corners(), middle}))]
-        host = host_times(bench, probed, streams[0], config.repeats, config.probe_tokens)
+        host = host_times(bench, probed, streams[0], self.repeats, self.probe_tokens)
         corners = [plain, *(arms[shape] for shape in self._corners())]
-        live = interleaved(bench, corners, streams[-config.live_prompts :], config.repeats)
+        live = interleaved(bench, corners, streams[-self.live_prompts :], self.repeats)
         # The choice is analysis' own: what is decoded whole is what the report calls the fastest.
         fastest = best(grid(table, times, host, 1, bench.plan.seed), "speedup")
         chosen = [plain, *(arms[shape] for shape in dict.fromkeys([fastest, USUAL]) if shape in arms)]
-        whole = interleaved(bench, chosen, streams, config.whole_runs)
+        whole = interleaved(bench, chosen, streams, self.whole_runs)
         dtype = parts.target.describe().get("dtype", "float64")
         outputs = {
             name: outputs_of(bench, runs).assign(dtype=dtype) for name, runs in (("live", live), ("whole", whole))
@@ -102,5 +94,5 @@ class RowsGrid(Study):
         return {"replay": table, "block_times": times, "host_times": host, **outputs}
 
     def _corners(self) -> list[Shape]:
-        ends = (self._k[0], self._k[-1]), (self._w[0], self._w[-1])
+        ends = (self.k[0], self.k[-1]), (self.w[0], self.w[-1])
         return sorted(set(itertools.product(*ends)))

@@ -20,25 +20,15 @@ from specdec.records import Request
 from specdec.replay.expected_rounds import TextReplay
 from specdec.sampling import generator_for
 from specdec.structures import structures
-from specdec.studies.base import Bench, Study, studies
+from specdec.studies.base import Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import StudyArm, interleaved, outputs_of, warm_up
 from specdec.verifiers.lenient import Lenient, LenientConfig
 
 Form = Literal["sampled", "greedy"]
 
 
-@typed
-class LenienceConfig:
-    name: Literal["lenience"]
-    lenient: LenientConfig
-    leniences: Annotated[list[Annotated[float, Field(gt=0.0, le=1.0)]], Field(min_length=1)]
-    forms: Annotated[list[Form], Field(min_length=1)]
-    temperature: Annotated[float, Field(gt=0.0)]
-    others: list[str]
-    repeats: AtLeastOne
-
-
 @studies.register("lenience")
+@typed
 class Lenience(Study):
     """Tables:
 
@@ -53,11 +43,16 @@ class Lenience(Study):
     is the target's greedy text. All rules of a form alternate on a prompt, in random order.
     """
 
-    def __init__(self, config: LenienceConfig) -> None:
-        self._config = config
+    name: Literal["lenience"]
+    lenient: LenientConfig
+    leniences: Annotated[list[Annotated[float, Field(gt=0.0, le=1.0)]], Field(min_length=1)]
+    forms: Annotated[list[Form], Field(min_length=1)]
+    temperature: Positive
+    others: list[str]
+    repeats: AtLeastOne
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        config, parts, own = self._config, bench.parts, bench.values.drafter
+        parts, own = bench.parts, bench.values.drafter
         bench.needs_model("needs the law of a target, which recorded texts do not have; use a model.", "target")
         shape, can = bench.values.structure["name"], drafters.get(own["name"]).capabilities
         if shape not in Lenient.capabilities.handles:
@@ -67,23 +62,22 @@ class Lenience(Study):
                 f"Bad value drafter={own['name']}: study 'lenience' needs one whose alpha can be read off a text at "
                 "any temperature, such as small_model; use another."
             )
-        leniences = sorted({STRICT, *config.leniences}, reverse=True)  # others are compared with the strict rule
-        values = {str(own["name"]): own, **{name: composed_parts(name)["drafter"] for name in config.others}}
-        longest = max(len(prompt.tokens) for prompt in parts.prompts.prompts)
-        capacity = longest + parts.limit + parts.primary.structure.nodes + 1
+        leniences = sorted({STRICT, *self.leniences}, reverse=True)  # others are compared with the strict rule
+        values = {str(own["name"]): own, **{name: composed_parts(name)["drafter"] for name in self.others}}
+        capacity = len(parts.longest_prompt.tokens) + parts.limit + parts.primary.structure.nodes + 1
         made: dict[Form, dict[str, Drafter]] = {}
-        for form in config.forms:
-            bench.standardise(0.0 if form == "greedy" else config.temperature)
+        for form in self.forms:
+            bench.standardise(0.0 if form == "greedy" else self.temperature)
             made[form] = {name: drafters.build(each, target=parts.target) for name, each in values.items()}
             made[form][own["name"]].prepare(capacity, parts.primary.structure)
         bench.standardise(0.0)  # as `Bench.texts` expects it
         streams = bench.texts()
-        bench.standardise(config.temperature)
+        bench.standardise(self.temperature)
         outputs: list[pd.DataFrame] = []
         alphas: list[dict[str, Any]] = []
         chain = structures.build({"name": "chain", "gamma": 1})
         for form, of_form in made.items():
-            rules = {each: Lenient(replace(config.lenient, form=form, lenience=each)) for each in leniences}
+            rules = {each: Lenient(replace(self.lenient, form=form, lenience=each)) for each in leniences}
             drafting = replace(parts.primary, drafter=of_form[own["name"]])
             arms = [
                 StudyArm({"form": form, "lenience": lenience}, replace(drafting, verifier=rule), draws=form)
@@ -91,7 +85,7 @@ class Lenience(Study):
             ]
             plain = StudyArm({"form": form, "lenience": PLAIN}, replace(parts.baseline, verifier=rules[STRICT]), form)
             warm_up(bench, [plain, *arms], streams[0])
-            decoded = list(interleaved(bench, [plain, *arms], streams, config.repeats))
+            decoded = list(interleaved(bench, [plain, *arms], streams, self.repeats))
             outputs.append(outputs_of(bench, decoded, likelihood=True))
             # The chances that tokens of each drafter pass each rule along the plain text.
             for each in (each for each in decoded if each.repeat == 0 and each.arm is plain):
@@ -104,7 +98,7 @@ class Lenience(Study):
                     place = {"stream": stream.id, "prompt": first_turn(stream.id)}
                     chances = {"chance": float(along.beta.sum()), "positions": int(along.proposed.sum())}
                     alphas.append(keys | place | chances)
-        settings = {"gamma": parts.primary.gamma, "temperature": config.temperature}
+        settings = {"gamma": parts.primary.gamma, "temperature": self.temperature}
         return {
             "outputs": pd.concat(outputs, ignore_index=True),
             "alphas": pd.DataFrame(alphas),

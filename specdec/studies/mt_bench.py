@@ -36,23 +36,8 @@ NO_ANSWER = "ERROR"
 Temperature = Annotated[float, Field(ge=0.0)]
 
 
-@typed
-class MtBenchConfig:
-    name: Literal["mt_bench"]
-    model_id: Annotated[str, Field(pattern=r"^[^/\s][^/]*$")] | None
-    temperatures: dict[str, Temperature]
-    other_temperature: Temperature
-    force_temperature: Temperature | None
-    choices: AtLeastOne
-
-    def temperature(self, category: str) -> float:
-        """Return the temperature at which questions of a category are answered."""
-        if self.force_temperature is not None:
-            return self.force_temperature
-        return self.temperatures.get(category, self.other_temperature)
-
-
 @studies.register("mt_bench")
+@typed
 class MtBench(Study):
     """Files, below FOLDER of the run's folder: `model_answer/MODEL_ID.jsonl` for the drafter and for plain decoding,
     and `question.jsonl` with the questions that were answered, as FastChat has them.
@@ -68,14 +53,19 @@ class MtBench(Study):
     The second turn of each method follows that method's own first answer. Both answer a question in random order.
     """
 
-    def __init__(self, config: MtBenchConfig) -> None:
-        self._config = config
+    name: Literal["mt_bench"]
+    model_id: Annotated[str, Field(pattern=r"^[^/\s][^/]*$")] | None
+    temperatures: dict[str, Temperature]
+    other_temperature: Temperature
+    force_temperature: Temperature | None
+    choices: AtLeastOne
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         asked = self._questions(bench)
         by_temperature: dict[float, list[Prompt]] = defaultdict(list)
         for prompt in asked:
-            by_temperature[self._config.temperature(prompt.category)].append(prompt)
+            usual = self.temperatures.get(prompt.category, self.other_temperature)
+            by_temperature[usual if self.force_temperature is None else self.force_temperature].append(prompt)
         parts, values, folder = bench.parts, bench.values, bench.folder / FOLDER
         drafter, rule, hottest = values.drafter["name"], bench.plan.chosen.rule, max(by_temperature)
         bench.needs_model("writes texts, which only a model does; use a model.", "target")
@@ -89,7 +79,7 @@ class MtBench(Study):
                 f"Bad value verifier={values.verifier['name']}: it is right only at temperature 0, and study "
                 f"'mt_bench' answers at up to {hottest:g}; set study.force_temperature=0.0."
             )
-        prepare(parts, max(asked, key=lambda prompt: len(prompt.tokens)))
+        prepare(parts)
         capacity = parts.target.context_length + parts.primary.structure.nodes + 1
         lines: list[dict[str, Any]] = []
         given: dict[str, list[dict[str, Any]]] = {PLAIN: [], drafter: []}
@@ -110,13 +100,13 @@ class MtBench(Study):
                         answer = {"question_id": asked[prompt]["question_id"], "choices": choices}
                         given[arm.keys["method"]].append(answer | {"tstamp": time.time()})
                         advance()
-        wanted = self._config.choices * sum(1 + len(prompt.follow_ups) for prompt in asked)
+        wanted = self.choices * sum(1 + len(prompt.follow_ups) for prompt in asked)
         questions = (json.dumps(question) + "\n" for question in asked.values())
         write_atomically(folder / "question.jsonl", "".join(questions))
         target, written = PurePath(bench.plan.model).name, []
         for method, answers in given.items():
             own = f"{target}-{method}-{values.verifier['name']}"
-            name = f"{self._config.model_id or target}-{PLAIN}" if method == PLAIN else self._config.model_id or own
+            name = f"{self.model_id or target}-{PLAIN}" if method == PLAIN else self.model_id or own
             line = {"method": method, "verifier": values.verifier["name"], "model_id": name}
             line["path"] = str(write_answers(folder, name, answers).relative_to(bench.folder))
             line |= {"questions": len(asked), "missing": wanted - sum(each["method"] == method for each in lines)}
@@ -147,7 +137,7 @@ class MtBench(Study):
         of `outputs` for each turn.
         """
         choices: list[dict[str, Any]] = []
-        for choice in range(self._config.choices):
+        for choice in range(self.choices):
             turns: list[str] = []
             answers: dict[str, tuple[int, ...]] = {}
             for number, turn in enumerate(bench.parts.prompts.turns(prompt, answers), 1):

@@ -13,49 +13,43 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.studies.base import Bench, Study, studies
+from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.targets.base.contract import Evaluation
 from specdec.timing.machine import measure_machine
 from specdec.timing.shapes import tokens_evaluated
-
-
-@typed
-class PhaseTransitionConfig:
-    name: Literal["phase_transition"]
-    k: Annotated[list[AtLeastOne], Field(min_length=1)]
-    w: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-    contexts: Annotated[list[AtLeastOne], Field(min_length=1)]
-    evaluations: Annotated[list[Evaluation], Field(min_length=1)]
-    calls: AtLeastOne
-    seconds: Annotated[float, Field(gt=0)]
-
 
 _COLUMNS = ["product", "inputs", "outputs", "k", "w", "context", "evaluation", "rows_evaluated", "bytes", "flops",
             "operations_per_byte", "threshold"]  # fmt: skip
 
 
 @studies.register("phase_transition")
+@typed
 class PhaseTransition(Study):
     """Tables: `block_times`, as `time_shapes` has it, of all k x w and of (1, 0) and (1, 1), the units, in each way of
     `study.evaluations` that the target can evaluate; `intensity`, a line for each product, shape, context and way. No
     text is decoded: the cache is filled with the first prompt, repeated. `target.evaluation` is not used.
     """
 
-    def __init__(self, config: PhaseTransitionConfig) -> None:
-        self._config = config
+    name: Literal["phase_transition"]
+    k: Ascending[AtLeastOne]
+    w: Ascending[Annotated[int, Field(ge=0)]]
+    contexts: Ascending[AtLeastOne]
+    evaluations: Annotated[list[Evaluation], Field(min_length=1)]
+    calls: AtLeastOne
+    seconds: Positive
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        config, target = self._config, bench.parts.target
+        target = bench.parts.target
         bench.needs_model("times the calls of a model; use target=causal.")
-        able = [way for way in config.evaluations if way in target.capabilities.evaluations]
+        able = [way for way in self.evaluations if way in target.capabilities.evaluations]
         if not able:
             raise UsageError(
-                f"Bad value study.evaluations={config.evaluations}: target {bench.plan.target_values['name']!r} "
+                f"Bad value study.evaluations={self.evaluations}: target {bench.plan.target_values['name']!r} "
                 f"evaluates drafts only as {', '.join(target.capabilities.evaluations)}; use that."
             )
-        shapes = [(1, 0), (1, 1), *((k, w) for k in config.k for w in config.w)]
+        shapes = [(1, 0), (1, 1), *((k, w) for k in self.k for w in self.w)]
         prompt = bench.parts.prompts.prompts[0].tokens
-        times = bench.time_calls(prompt, shapes, config.contexts, config.calls, config.seconds, able)
+        times = bench.time_calls(prompt, shapes, self.contexts, self.calls, self.seconds, able)
         timed = times[times["missing"] == ""]
         cells = timed[["k", "w", "context", "evaluation"]].drop_duplicates().itertuples(index=False, name=None)
         # The bytes that a call reads and the operations that it computes, by product; sizes are 0 along the cache.

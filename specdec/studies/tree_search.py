@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import nan
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pandas as pd
-from pydantic import Field
 
 from specdec.analysis.cost.round_seconds import RoundSeconds, round_seconds
 from specdec.analysis.studies.tree_search import CHOSEN, PLAIN
@@ -21,7 +20,7 @@ from specdec.records import Tree
 from specdec.replay.rank_accuracy import RankCounts, along, rank_counts, total
 from specdec.structures import structures
 from specdec.structures.tree import TokenTree, given, save_tree
-from specdec.studies.base import Bench, Study, studies
+from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.studies.base.contract import halves_of
 from specdec.studies.base.live_runs import StudyArm, host_times, interleaved, outputs_of, prepare_target
 from specdec.theory.trees import RankedTree, best_tree, choose_tree, expected_tokens
@@ -29,22 +28,8 @@ from specdec.timing.calls import call_sizes
 from specdec.timing.shapes import time_drafts
 
 
-@typed
-class TreeSearchConfig:
-    name: Literal["tree_search"]
-    budgets: Annotated[list[AtLeastOne], Field(min_length=1)]
-    depth: AtLeastOne
-    ranks: AtLeastOne
-    branching: AtLeastOne
-    beam: AtLeastOne
-    contexts: Annotated[list[AtLeastOne], Field(min_length=1)]
-    calls: AtLeastOne
-    seconds: Annotated[float, Field(gt=0)]
-    probe_tokens: AtLeastOne
-    repeats: AtLeastOne
-
-
 @studies.register("tree_search")
+@typed
 class TreeSearch(Study):
     """Tables:
 
@@ -64,12 +49,19 @@ class TreeSearch(Study):
     Each tree is kept in `trees/`, as `structure.file` reads it. The run's own structure is not used.
     """
 
-    def __init__(self, config: TreeSearchConfig) -> None:
-        self._config = config
-        self._budgets = sorted(set(config.budgets))
+    name: Literal["tree_search"]
+    budgets: Ascending[AtLeastOne]
+    depth: AtLeastOne
+    ranks: AtLeastOne
+    branching: AtLeastOne
+    beam: AtLeastOne
+    contexts: Ascending[AtLeastOne]
+    calls: AtLeastOne
+    seconds: Positive
+    probe_tokens: AtLeastOne
+    repeats: AtLeastOne
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        config = self._config
         self._check(bench)
         streams = bench.texts()
         halves = halves_of(streams)
@@ -78,24 +70,24 @@ class TreeSearch(Study):
         counts, counted = list[RankCounts](), list[dict[str, Any]]()
         with bench.progress("measuring accuracy by rank", len(fitted)) as advance:
             for stream in fitted:
-                of_text = rank_counts(drafter, target, [stream], limit, config.ranks, config.depth, config.depth)
+                of_text = rank_counts(drafter, target, [stream], limit, self.ranks, self.depth, self.depth)
                 counts.append(of_text)
                 counted += [{"prompt": first_turn(stream.id), **line} for line in of_text.rows()]
                 advance()
-        accuracy = total(counts).accuracy(config.depth)
-        depths = range(1, config.depth + 1)
-        trees = {(n, deepest): best_tree(accuracy, n, deepest) for n in self._budgets for deepest in depths}
-        largest = self._arm(bench, "largest", given(trees[self._budgets[-1], config.depth].parents))
-        prepare_target(bench, [largest.arm.structure], streams, max(config.contexts))
+        accuracy = total(counts).accuracy(self.depth)
+        depths = range(1, self.depth + 1)
+        trees = {(n, deepest): best_tree(accuracy, n, deepest) for n in self.budgets for deepest in depths}
+        largest = self._arm(bench, "largest", given(trees[self.budgets[-1], self.depth].parents))
+        prepare_target(bench, [largest.arm.structure], streams, self.contexts[-1])
         # A plain step and chains, so many that t(n) can be read off between them; all budgets among them.
-        sizes = [(1, n) for n in sorted({0, *self._budgets, *call_sizes(self._budgets[-1], 4)})]
-        calls = bench.time_calls(fitted[0].prompt, sizes, config.contexts, config.calls, config.seconds)
+        sizes = [(1, n) for n in sorted({0, *self.budgets, *call_sizes(self.budgets[-1], 4)})]
+        calls = bench.time_calls(fitted[0].prompt, sizes, self.contexts, self.calls, self.seconds)
         shapes = [structures.build(given(tree.parents)) for tree in dict.fromkeys(trees.values())]
         shapes += [structures.build(_chain(gamma)) for gamma in depths]
-        drafts = time_drafts(target, drafter, shapes, fitted[0].prompt, bench.timer("drafts", config.calls))
+        drafts = time_drafts(target, drafter, shapes, fitted[0].prompt, bench.timer("drafts", self.calls))
         drafts["shape"] = drafts["structure"].map(lambda place: shapes[place].name)
         plain = StudyArm({"arm": PLAIN}, bench.parts.baseline)
-        host = host_times(bench, [plain, largest], fitted[0], 1, config.probe_tokens)
+        host = host_times(bench, [plain, largest], fitted[0], 1, self.probe_tokens)
         times = {"block_times": calls.assign(repeat=0), "draft_times": drafts, "host_times": host}
         positions = [len(stream.prompt) + place for stream in fitted for place in range(len(stream.generated))]
         seconds = round_seconds(**times, context=fmean(positions) if positions else 1.0)
@@ -108,8 +100,8 @@ class TreeSearch(Study):
             if isinstance(each.arm.structure, TokenTree):
                 path = bench.folder / "trees" / f"{each.keys['arm'].replace(' ', '_')}.yaml"
                 save_tree(path, each.arm.structure.tree.parents)
-        prepare_target(bench, [each.arm.structure for each in drafting], streams, max(config.contexts))
-        live = outputs_of(bench, interleaved(bench, [plain, *drafting], others, config.repeats))
+        prepare_target(bench, [each.arm.structure for each in drafting], streams, self.contexts[-1])
+        live = outputs_of(bench, interleaved(bench, [plain, *drafting], others, self.repeats))
         return {"accuracy": pd.DataFrame(counted), **times, "arms": arms, "live": live}
 
     def _arm(self, bench: Bench, name: str, structure: Mapping[str, Any]) -> StudyArm:
@@ -118,7 +110,7 @@ class TreeSearch(Study):
 
     def _check(self, bench: Bench) -> None:
         """Refuse parts that the study cannot work with, before decoding, which takes a while."""
-        parts, config = bench.parts, self._config
+        parts = bench.parts
         bench.needs_model("times calls and decodes live; use target=causal.")
         bench.needs_halves("builds trees", "times")
         if "tree" not in parts.chosen.drafter.capabilities.fills:
@@ -132,15 +124,15 @@ class TreeSearch(Study):
                 "verifier=speculative_sampling."
             )
         deepest = parts.chosen.drafter.capabilities.deepest
-        if deepest is not None and deepest < config.depth:
+        if deepest is not None and deepest < self.depth:
             raise UsageError(
-                f"Bad value study.depth={config.depth}: drafter {bench.values.drafter['name']!r} drafts {deepest} "
+                f"Bad value study.depth={self.depth}: drafter {bench.values.drafter['name']!r} drafts {deepest} "
                 f"levels at most; use study.depth={deepest} or less."
             )
         # A drafter that ranks fewer tokens than `study.ranks` says so here.
-        longest = max(len(prompt.tokens) for prompt in parts.prompts.prompts) + bench.parts.limit
-        widest = along((0,) * (config.depth - 1), config.ranks)
-        parts.primary.drafter.prepare(longest + max(self._budgets[-1], widest.nodes) + 1, widest)
+        longest = len(parts.longest_prompt.tokens) + parts.limit
+        widest = along((0,) * (self.depth - 1), self.ranks)
+        parts.primary.drafter.prepare(longest + max(self.budgets[-1], widest.nodes) + 1, widest)
 
     def _arms(
         self,
@@ -149,9 +141,8 @@ class TreeSearch(Study):
         trees: Mapping[tuple[int, int], RankedTree],
         seconds: RoundSeconds,
     ) -> pd.DataFrame:
-        config = self._config
         lines: list[tuple[Any, ...]] = [(PLAIN, PLAIN, 0, 0, 0, 1.0, seconds.outside(0), "{}")]
-        for gamma in range(1, config.depth + 1):
+        for gamma in range(1, self.depth + 1):
             tokens = expected_tokens(range(-1, gamma - 1), [0] * gamma, accuracy)
             size = (gamma, gamma, gamma)
             lines.append((f"chain {gamma}", "chain", *size, tokens, seconds.chain(gamma), json.dumps(_chain(gamma))))
@@ -160,19 +151,19 @@ class TreeSearch(Study):
             nodes, depth = len(tree), Tree(tree.parents).depth
             return arm, shape, n, nodes, depth, tree.tokens, seconds.tree(nodes, depth), json.dumps(given(tree.parents))
 
-        for n in self._budgets:
-            within = [of_tree(f"tree {n}", "tree", n, trees[n, deepest]) for deepest in range(1, config.depth + 1)]
+        for n in self.budgets:
+            within = [of_tree(f"tree {n}", "tree", n, trees[n, deepest]) for deepest in range(1, self.depth + 1)]
             lines.append(max(within, key=lambda line: line[5] / line[6]))
         chosen = choose_tree(
-            accuracy, lambda tokens: seconds.outside(tokens - 1), seconds.level, self._budgets[-1], config.depth
+            accuracy, lambda tokens: seconds.outside(tokens - 1), seconds.level, self.budgets[-1], self.depth
         ).tree
         if len(chosen):
             lines.append(of_tree(CHOSEN, CHOSEN, len(chosen), chosen))
         drafter, rule = bench.parts.chosen.drafter.capabilities, bench.parts.primary.verifier.capabilities
         if "dynamic" in drafter.fills & rule.handles:
-            for n in self._budgets:
-                values = {"name": "dynamic", "nodes": n, "depth": config.depth}
-                values |= {"branching": config.branching, "beam": config.beam}
+            for n in self.budgets:
+                values = {"name": "dynamic", "nodes": n, "depth": self.depth}
+                values |= {"branching": self.branching, "beam": self.beam}
                 built = structures.build(values)
                 lines.append((f"dynamic {n}", "dynamic", n, built.nodes, built.gamma, nan, nan, json.dumps(values)))
         columns = ["arm", "shape", "budget", "nodes", "depth", "tokens", "seconds", "structure"]

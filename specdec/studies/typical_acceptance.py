@@ -12,26 +12,15 @@ from pydantic import Field
 from specdec.config import AtLeastOne, typed
 from specdec.drafters import drafters
 from specdec.errors import UsageError
-from specdec.studies.base import Bench, Study, studies
+from specdec.studies.base import Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import StudyArm, interleaved, outputs_of, warm_up
 from specdec.verifiers.typical import Typical, TypicalConfig
 
 NO_EPSILON = 0.0  # of rules that have no epsilon
 
-Positive = Annotated[float, Field(gt=0.0)]
-
-
-@typed
-class TypicalAcceptanceConfig:
-    name: Literal["typical_acceptance"]
-    typical: TypicalConfig
-    temperatures: Annotated[list[Positive], Field(min_length=1)]
-    epsilons: list[Annotated[float, Field(gt=0.0, lt=1.0)]]
-    epsilon_temperature: Positive
-    repeats: AtLeastOne
-
 
 @studies.register("typical_acceptance")
+@typed
 class TypicalAcceptance(Study):
     """Tables:
 
@@ -43,11 +32,15 @@ class TypicalAcceptance(Study):
     random order. The run's verifier is the lossless rule.
     """
 
-    def __init__(self, config: TypicalAcceptanceConfig) -> None:
-        self._config = config
+    name: Literal["typical_acceptance"]
+    typical: TypicalConfig
+    temperatures: Annotated[list[Positive], Field(min_length=1)]
+    epsilons: list[Annotated[float, Field(gt=0.0, lt=1.0)]]
+    epsilon_temperature: Positive
+    repeats: AtLeastOne
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        config, parts, strict, typical = self._config, bench.parts, bench.plan.chosen.rule, self._config.typical
+        parts, strict, typical = bench.parts, bench.plan.chosen.rule, self.typical
         can, handled, values = strict.capabilities, Typical.capabilities.handles, bench.values
         drafter, shape = values.drafter["name"], values.structure["name"]
         bench.needs_model("decodes at several temperatures, which recorded texts do not have; use a model.", "target")
@@ -66,16 +59,15 @@ class TypicalAcceptance(Study):
         greedy, usual = strict.for_greedy(), Typical(typical)
         # Rules by temperature: name, epsilon, and the rule itself; "plain" drafts nothing.
         rules = {0.0: [("plain", NO_EPSILON, greedy), ("greedy", NO_EPSILON, greedy)]}
-        for temperature in sorted({*config.temperatures, config.epsilon_temperature}):
+        for temperature in sorted({*self.temperatures, self.epsilon_temperature}):
             rules[temperature] = [("plain", NO_EPSILON, strict), ("rejection", NO_EPSILON, strict)]
             rules[temperature].append(("typical", typical.epsilon, usual))
-        rules[config.epsilon_temperature] += [
+        rules[self.epsilon_temperature] += [
             ("typical", epsilon, Typical(replace(typical, epsilon=epsilon, delta=None)))
-            for epsilon in sorted({*config.epsilons} - {typical.epsilon})
+            for epsilon in sorted({*self.epsilons} - {typical.epsilon})
         ]
         streams = bench.texts()
-        longest = max(len(prompt.tokens) for prompt in parts.prompts.prompts)
-        capacity = longest + parts.limit + parts.primary.structure.nodes + 1
+        capacity = len(parts.longest_prompt.tokens) + parts.limit + parts.primary.structure.nodes + 1
         outputs = []
         for temperature, several in rules.items():
             drafting = replace(parts.primary, drafter=bench.at_temperature(temperature, capacity))
@@ -85,7 +77,7 @@ class TypicalAcceptance(Study):
                 keys = {"rule": rule, "epsilon": epsilon, "temperature": temperature}
                 arms.append(StudyArm(keys, arm, draws=str(temperature)))
             warm_up(bench, arms, streams[0])
-            outputs.append(outputs_of(bench, interleaved(bench, arms, streams, config.repeats), likelihood=True))
+            outputs.append(outputs_of(bench, interleaved(bench, arms, streams, self.repeats), likelihood=True))
         settings = {"epsilon": typical.epsilon, "delta": typical.delta}
-        settings |= {"epsilon_temperature": config.epsilon_temperature}
+        settings |= {"epsilon_temperature": self.epsilon_temperature}
         return {"outputs": pd.concat(outputs, ignore_index=True), "settings": pd.DataFrame([settings], dtype=float)}

@@ -1,5 +1,5 @@
 """The contract of a study, what several studies share, and how one is run."""
 
-from specdec.studies.base.contract import Bench, Study, studies
+from specdec.studies.base.contract import Ascending, Bench, Positive, Study, studies
 
-__all__ = ["Bench", "Study", "studies"]
+__all__ = ["Ascending", "Bench", "Positive", "Study", "studies"]

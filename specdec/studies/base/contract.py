@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import pandas as pd
+from pydantic import AfterValidator, Field
 
 from specdec.clock import Clock
 from specdec.config import DrafterSettings
@@ -29,6 +30,11 @@ from specdec.text.repetition import loop_share
 from specdec.text.streams import Stream, write_streams
 from specdec.timing.shapes import Shape, time_shapes, tokens_evaluated
 from specdec.timing.timer import Timer
+
+N = TypeVar("N")
+Ascending = Annotated[list[N], Field(min_length=1), AfterValidator(lambda numbers: sorted(set(numbers)))]
+"""One number or several in the YAML of a study, which gets them ascending, each once."""
+Positive = Annotated[float, Field(gt=0.0)]
 
 
 @dataclass(frozen=True)
@@ -179,7 +185,9 @@ class Bench:
 
 
 class Study(ABC):
-    """One kind of study, constructed as `cls(config)`; greedy only, because it replays texts."""
+    """One kind of study, made by `typed`: its fields are the keys below `study`. Greedy only, because it replays
+    texts.
+    """
 
     @abstractmethod
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
