@@ -82,33 +82,25 @@ def batch_target(target: Target, slots: int) -> BatchTarget:
     """
     if isinstance(target, Table):
         return TableBatch(target, slots)
+    instead = "measurement.batch_size=1"
     if not isinstance(target, Causal):
-        raise UsageError(
-            f"Bad value measurement.batch_size={slots}: target {type(target).__name__} decodes one sequence at a time; "
-            "use target=causal, or measurement.batch_size=1."
+        why, instead = f"target {type(target).__name__} decodes one sequence at a time", f"target=causal, or {instead}"
+    elif target.decoder.recurrent:
+        why = f"layers of model {target.name} keep a state, which is brought back for one text at a time"
+    elif "packed" not in target.capabilities.evaluations:
+        why = (
+            "a batch of sequences takes masks of its own, under which the logits of model "
+            f"{target.name} differ from those of plain forward passes"
         )
-    if target.decoder.recurrent:
-        raise UsageError(
-            f"Bad value measurement.batch_size={slots}: layers of model {target.name} keep a state, which is brought "
-            "back for one text at a time; use measurement.batch_size=1."
-        )
-    if "packed" not in target.capabilities.evaluations:
-        raise UsageError(
-            f"Bad value measurement.batch_size={slots}: a batch of sequences takes masks of its own, under which the "
-            f"logits of model {target.name} differ from those of plain forward passes; use measurement.batch_size=1."
-        )
-    probed = target.decoder.probed
-    if not probed.batch:
-        raise UsageError(
-            f"Bad value measurement.batch_size={slots}: where texts of different lengths are evaluated in one call of "
-            f"model {target.name}, {probed.differ('batch', 'texts')}; use measurement.batch_size=1."
-        )
-    if target.evaluation == "rows":
-        raise UsageError(
-            f"Bad value measurement.batch_size={slots}: target.evaluation=rows evaluates the paths of one sequence in "
-            "a batch of their own; use target.evaluation=packed, or measurement.batch_size=1."
-        )
-    return CausalBatch(target, slots)
+    elif not target.decoder.probed.batch:
+        differ = target.decoder.probed.differ("batch", "texts")
+        why = f"where texts of different lengths are evaluated in one call of model {target.name}, {differ}"
+    elif target.evaluation == "rows":
+        why = "target.evaluation=rows evaluates the paths of one sequence in a batch of their own"
+        instead = f"target.evaluation=packed, or {instead}"
+    else:
+        return CausalBatch(target, slots)
+    raise UsageError(f"Bad value measurement.batch_size={slots}: {why}; use {instead}.")
 
 
 class CausalBatch(BatchTarget):

@@ -3,7 +3,7 @@ given to the next request. Knows no method by name.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -81,26 +81,33 @@ def decode_batch(
         NumericsError: the target's logits were not finite; `partials` holds, by place of the request, what was decoded
             before.
     """
-    batch = _Batch(target, drafter, structure, clock)
     longest = max((len(each.prompt) + each.max_new_tokens for each in requests), default=0)
     target.reserve(longest + target.target.room(structure.tree))
     drafter.reserve(longest + structure.nodes + 1)
-    waiting = deque(enumerate(requests))
+    waiting, free = deque(enumerate(requests)), list(reversed(range(target.slots)))
+    active: dict[int, _Sequence] = {}  # by slot
     done: dict[int, Generation] = {}
     steps: list[tuple[tuple[int, ...], int, Marks, list[tuple[object, object]]]] = []  # before durations are known
-    while waiting or batch.active:
+    while waiting or active:
         prefills: list[tuple[object, object]] = []
         try:
-            while waiting and batch.free:
-                prefills.append(batch.begin(*waiting.popleft()))
-            slots, tokens, marks = batch.step(verifier)
+            while waiting and free:
+                slot, (place, request) = free.pop(), waiting.popleft()
+                prefills.append(_begin(target, drafter, structure, clock, slot, request))
+                active[slot] = _Sequence(place, request, prefills[-1])
+            slots = tuple(active)
+            tokens, marks = _step(target, drafter, verifier, structure, clock, active)
         except NumericsError as error:
-            unfinished = {each.place: each.generation() for each in batch.active.values()}
-            error.partials = {**done, **unfinished}
+            error.partials = {**done, **{each.place: each.generation() for each in active.values()}}
             raise
         steps.append((slots, tokens, marks, prefills))
-        for sequence in batch.leave():
-            done[sequence.place] = sequence.generation()
+        for slot in slots:  # those of finished sequences become free
+            if active[slot].finish:
+                sequence = active.pop(slot)
+                done[sequence.place] = sequence.generation()
+                free.append(slot)
+                target.release(slot)
+                drafter.release(slot)
     clock.synchronize()
     measured = [
         BatchStep(
@@ -118,76 +125,64 @@ def decode_batch(
     return BatchDecoded([done[place] for place in range(len(requests))], measured)
 
 
-class _Batch:
-    """The sequences that are decoded at present, by slot."""
+def _begin(
+    target: BatchTarget, drafter: BatchDrafter, structure: Structure, clock: Clock, slot: int, request: Request
+) -> tuple[object, object]:
+    """Give a free slot to a request and prefill its prompt; return the clock's readings before and after."""
+    prompt = tuple(request.prompt)
+    began = clock.mark()
+    length = len(prompt) + request.max_new_tokens
+    target.start(slot, TextStart(prompt, length + target.target.room(structure.tree)))
+    drafts = TextStart(
+        prompt,
+        length + structure.nodes + 1,
+        generator=request.draft_generator,
+        reference=request.reference,
+    )
+    drafter.start(slot, drafts, target.states.get(slot))
+    return began, clock.mark()
 
-    def __init__(self, target: BatchTarget, drafter: BatchDrafter, structure: Structure, clock: Clock) -> None:
-        self.target, self.drafter, self.structure, self.clock = target, drafter, structure, clock
-        self.active: dict[int, _Sequence] = {}
-        self.free = list(reversed(range(target.slots)))
 
-    def begin(self, place: int, request: Request) -> tuple[object, object]:
-        """Give a free slot to a request and prefill its prompt; return the clock's readings before and after."""
-        slot, prompt = self.free.pop(), tuple(request.prompt)
-        began = self.clock.mark()
-        length = len(prompt) + request.max_new_tokens
-        self.target.start(slot, TextStart(prompt, length + self.target.target.room(self.structure.tree)))
-        drafts = TextStart(
-            prompt,
-            length + self.structure.nodes + 1,
-            generator=request.draft_generator,
-            reference=request.reference,
-        )
-        self.drafter.start(slot, drafts, self.target.states.get(slot))
-        prefill = (began, self.clock.mark())
-        self.active[slot] = _Sequence(place, request, prefill)
-        return prefill
-
-    def step(self, verifier: Verifier) -> tuple[tuple[int, ...], int, Marks]:
-        """Decode one round of every active sequence; return their slots, the tokens committed, the clock's readings."""
-        active, mark = self.active, self.clock.mark
-        before, start = self.clock.watch.read(), mark()
-        # 1. Draft: nothing is offered beyond the last token, which the target gives for free.
-        drafts = self.drafter.draft({slot: self.structure.clamped(each.room - 1) for slot, each in active.items()})
-        drafted = mark()
-        # 2. Verify: one call of the target over the root and the draft of every sequence.
-        p = self.target.verify({slot: drafts[slot] for slot in active})
-        verified = mark()
-        # 3. Accept.
-        decisions = {
-            slot: verifier.accept(drafts[slot], p[slot], each.request.accept_generator) for slot, each in active.items()
-        }
-        accepted = mark()
-        # 4. Commit.
-        committed: dict[int, tuple[int, ...]] = {}
-        for slot, each in active.items():
-            decision = decisions[slot]
-            path_tokens = [decision.tokens[node] for node in decision.path]
-            committed[slot] = cut(path_tokens, decision.next_token, each.room, self.target.target.end_tokens)
-            self.target.commit(slot, decision.path, decision.next_token)
-            if self.drafter.reads_logits:
-                self.drafter.observe(slot, drafts[slot], self.target.logits[slot])
-            self.drafter.commit(slot, committed[slot], self.target.states.get(slot))
-        marks = Marks(start, drafted, verified, accepted, mark(), (before, self.clock.watch.read()))
-        for slot in active:
-            sequence, tokens = active[slot], committed[slot]
-            context = len(sequence.request.prompt) + len(sequence.tokens)
-            sequence.tokens.extend(tokens)
-            if tokens[-1] in self.target.target.end_tokens:
-                sequence.finish = "end_token"
-            elif sequence.room == 0:
-                sequence.finish = "limit"
-            chain = self.structure.branches == 1 and drafts[slot].tree.is_chain
-            decided = Decided(drafts[slot], p[slot], decisions[slot], tokens, chain)
-            sequence.rounds.append(record(decided, verifier, context, sequence.finish, marks, len(active)))
-        return tuple(active), sum(map(len, committed.values())), marks
-
-    def leave(self) -> list[_Sequence]:
-        """Free the slots of finished sequences and return these."""
-        finished = {slot: each for slot, each in self.active.items() if each.finish}
-        for slot in finished:
-            del self.active[slot]
-            self.free.append(slot)
-            self.target.release(slot)
-            self.drafter.release(slot)
-        return list(finished.values())
+def _step(
+    target: BatchTarget,
+    drafter: BatchDrafter,
+    verifier: Verifier,
+    structure: Structure,
+    clock: Clock,
+    active: Mapping[int, _Sequence],
+) -> tuple[int, Marks]:
+    """Decode one round of every active sequence; return the tokens committed, and the clock's readings."""
+    before, start = clock.watch.read(), clock.mark()
+    # 1. Draft: nothing is offered beyond the last token, which the target gives for free.
+    drafts = drafter.draft({slot: structure.clamped(each.room - 1) for slot, each in active.items()})
+    drafted = clock.mark()
+    # 2. Verify: one call of the target over the root and the draft of every sequence.
+    p = target.verify({slot: drafts[slot] for slot in active})
+    verified = clock.mark()
+    # 3. Accept.
+    decisions = {
+        slot: verifier.accept(drafts[slot], p[slot], each.request.accept_generator) for slot, each in active.items()
+    }
+    accepted = clock.mark()
+    # 4. Commit.
+    committed: dict[int, tuple[int, ...]] = {}
+    for slot, each in active.items():
+        decision = decisions[slot]
+        path_tokens = [decision.tokens[node] for node in decision.path]
+        committed[slot] = cut(path_tokens, decision.next_token, each.room, target.target.end_tokens)
+        target.commit(slot, decision.path, decision.next_token)
+        if drafter.reads_logits:
+            drafter.observe(slot, drafts[slot], target.logits[slot])
+        drafter.commit(slot, committed[slot], target.states.get(slot))
+    marks = Marks(start, drafted, verified, accepted, clock.mark(), (before, clock.watch.read()))
+    for slot, each in active.items():
+        tokens, context = committed[slot], len(each.request.prompt) + len(each.tokens)
+        each.tokens.extend(tokens)
+        if tokens[-1] in target.target.end_tokens:
+            each.finish = "end_token"
+        elif each.room == 0:
+            each.finish = "limit"
+        chain = structure.branches == 1 and drafts[slot].tree.is_chain
+        decided = Decided(drafts[slot], p[slot], decisions[slot], tokens, chain)
+        each.rounds.append(record(decided, verifier, context, each.finish, marks, len(active)))
+    return sum(map(len, committed.values())), marks

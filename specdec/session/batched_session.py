@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specdec.batching.batch_calls import EverySlot
+from specdec.batching.batch_calls import calibrate_batch
 from specdec.batching.batch_drafter import batch_drafter
 from specdec.batching.batch_target import BatchTarget, batch_target
 from specdec.batching.decode_batch import BatchDecoded, decode_batch
@@ -76,8 +76,7 @@ class BatchedSession(Session):
         """Return the times of calls on full batches of one text, and of drafts for all of them, shared evenly by the
         sequences.
         """
-        primary = self._parts.primary
-        return EverySlot(*self._batched(primary)).calibrate(measure, primary.drafter)
+        return calibrate_batch(*self._batched(self._parts.primary), measure)
 
     def decode_ahead(self, prompts: Sequence[Prompt], repeat: int, place: int) -> None:
         """Decode a group of prompts by every method, so that `run_prompt` finds what it asks for."""

@@ -8,16 +8,17 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from math import nan
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 import torch
 from pydantic import Field
 
 from specdec.analysis.cost.cost_report import CostReport, cost_report
-from specdec.batching.batch_calls import BatchAsTarget, EverySlot
+from specdec.batching.batch_calls import BatchAsTarget, calibrate_batch
 from specdec.batching.batch_drafter import batch_drafter
 from specdec.batching.batch_target import BatchTarget, batch_target
 from specdec.batching.decode_batch import BatchDecoded, BatchStep, decode_batch
@@ -32,35 +33,22 @@ from specdec.prompts import Prompt
 from specdec.records import Round, chain_tree
 from specdec.session.arm import seeded_request
 from specdec.structures import Structure, structures
-from specdec.studies.base import Bench, Study, studies
+from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import outcome
 from specdec.text.streams import Stream
 from specdec.text.writing import write_atomically
-from specdec.timing.calls import Calibration, calibrate, call_sizes, time_calls
+from specdec.timing.calls import calibrate, call_sizes, time_calls
 from specdec.timing.machine import measure_machine
 
 PLAIN = ("", 0)  # the arm without drafts
 PLAIN_RUNS = 2  # in a repeat: all arms are compared with plain decoding, so that its noise is in all of them
 
 
-@typed
-class BatchingConfig:
-    name: Literal["batching"]
-    drafters: Annotated[list[str], Field(min_length=1)]
-    drafter_settings: dict[str, dict[str, Any]]
-    batches: Annotated[list[AtLeastOne], Field(min_length=1)]
-    gammas: Annotated[list[AtLeastOne], Field(min_length=1)]
-    repeats: AtLeastOne
-    texts: AtLeastOne
-    texts_per_slot: AtLeastOne
-    seconds: Annotated[float, Field(gt=0)]
-    calls: AtLeastOne
-
-
 Arm = tuple[str, int]  # a drafter and its gamma
 
 
 @studies.register("batching")
+@typed
 class Batching(Study):
     """Tables:
 
@@ -80,10 +68,19 @@ class Batching(Study):
     `batching.json` holds the cost model as `SimulatedCost`, and its fit.
     """
 
-    def __init__(self, config: BatchingConfig) -> None:
-        self._config = config
-        self._batches, self._gammas = sorted(set(config.batches)), sorted(set(config.gammas))
-        for name in (*config.drafters, *config.drafter_settings):
+    name: Literal["batching"]
+    drafters: Annotated[list[str], Field(min_length=1)]
+    drafter_settings: dict[str, dict[str, Any]]
+    batches: Ascending[AtLeastOne]
+    gammas: Ascending[AtLeastOne]
+    repeats: AtLeastOne
+    texts: AtLeastOne
+    texts_per_slot: AtLeastOne
+    seconds: Positive
+    calls: AtLeastOne
+
+    def __post_init__(self) -> None:
+        for name in (*self.drafters, *self.drafter_settings):
             drafters.get(name)  # refuses a name that nothing has
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
@@ -99,15 +96,17 @@ class Batching(Study):
                 "study 'batching' needs the batch for sequences; use target.evaluation=packed."
             )
         made: dict[str, Drafter] = {}
-        for name in self._config.drafters:
-            values = composed_parts(name, changes={"drafter": self._config.drafter_settings.get(name, {})})["drafter"]
+        arms: list[Arm] = []  # of each drafter those that it can draft
+        for name in dict.fromkeys(self.drafters):
+            values = composed_parts(name, changes={"drafter": self.drafter_settings.get(name, {})})["drafter"]
             made[name] = drafters.build(values, target=bench.parts.target)
             if "chain" not in made[name].capabilities.fills:
                 raise UsageError(
-                    f"Bad value study.drafters={self._config.drafters}: {name} drafts no chains, which this study "
+                    f"Bad value study.drafters={self.drafters}: {name} drafts no chains, which this study "
                     "compares; leave it out."
                 )
-        rig = _Rig(bench, made, self._batches[-1], self._gammas[-1])
+            arms += [(name, gamma) for gamma in self.gammas if gamma <= (made[name].capabilities.deepest or gamma)]
+        rig = _Rig(bench, made, arms, self.batches[-1])
         report, calls, drafts = self._calibrated(bench, rig)
         lines, offers = self._live(bench, rig)
         facts = {
@@ -115,39 +114,47 @@ class Batching(Study):
             "rows": 0 if report is None else int(report.table["rows"].max()),
             "error": nan if report is None or report.by_rows is None else report.by_rows.median,
             "prompts": len(rig.prompts),
-            "largest": self._texts(self._batches[-1]),
+            "largest": self._texts(self.batches[-1]),
         }
         cost = pd.DataFrame([facts])
         return {"batching": lines, "offers": offers, "calls": calls, "drafts": drafts, "cost": cost}
 
     def _texts(self, batch: int) -> int:
         """Return how many texts a repeat decodes at a batch: enough that slots are mostly in use."""
-        return max(self._config.texts, self._config.texts_per_slot * batch)
-
-    def _arms(self, rig: "_Rig") -> list[Arm]:
-        """Return drafters with their gammas, those that they can draft."""
-        return [
-            (name, gamma)
-            for name, drafter in rig.made.items()
-            for gamma in self._gammas
-            if gamma <= (drafter.capabilities.deepest or gamma)
-        ]
+        return max(self.texts, self.texts_per_slot * batch)
 
     def _calibrated(self, bench: Bench, rig: "_Rig") -> tuple[CostReport | None, pd.DataFrame, pd.DataFrame]:
-        """Fit the cost model to calls on one sequence; time calls and drafts for every batch."""
-        report = rig.cost_report()
+        """Fit the cost model to calls on one sequence, made by the engine of batches, where there is arithmetic to
+        explain; time calls and drafts, in turn, for every batch.
+        """
+        report: CostReport | None = None
         cost: SimulatedCost | None = None
-        if report is not None:
+        if rig.contexts:
+            measurement, target = bench.plan.measurement, bench.parts.target
+            timer = bench.timer("cost", measurement.cost_calls, measurement.cost_seconds)
+            sizes, alone = call_sizes(measurement.cost_rows, measurement.cost_dense), BatchAsTarget(rig.sized(1)[0])
+            grid = time_calls(alone, rig.prompts[0].tokens, sizes, rig.contexts, timer)
+            machine = measure_machine(target.device, getattr(torch, target.describe()["dtype"]))
+            report = cost_report(grid, target.products(), machine)
             fit, source = report.as_dict(), "fitted by study batching to calls of the batched engine on one sequence"
             cost = cost_of_fit(fit, "batching", source)
             write_atomically(bench.folder / "batching.json", json.dumps({"cost": asdict(cost), **fit}, indent=1))
         prompt = sorted(rig.prompts, key=lambda prompt: len(prompt.tokens))[len(rig.prompts) // 2].tokens
         calls, drafts = list[dict[str, Any]](), list[dict[str, Any]]()
-        with bench.progress("timing batches", len(self._batches) * len(rig.made)) as advance:
-            for batch in self._batches:
-                for name in rig.made:
-                    gammas = [gamma for other, gamma in self._arms(rig) if other == name]
-                    found = rig.calibration(name, gammas, batch, prompt, self._config.calls)
+        names = dict.fromkeys(name for name, _ in rig.arms)
+        with bench.progress("timing batches", len(self.batches) * len(names)) as advance:
+            for batch in self.batches:
+                for name in names:
+                    gammas = [gamma for other, gamma in rig.arms if other == name]
+                    measure = partial(
+                        calibrate,
+                        structure=_chain(gammas[-1]),
+                        prompt=prompt,
+                        trees=[chain_tree(gamma) for gamma in gammas],
+                        timer=bench.timer(f"batch/{name}/{batch}", self.calls),
+                        gammas=gammas,
+                    )
+                    found = calibrate_batch(*rig.sized(batch, name), measure)  # seconds of one sequence's share
                     for tokens, times in found.calls.items():
                         here = {"batch": batch, "context": found.context - 1, "tokens": tokens}
                         model_s = nan if cost is None else cost.seconds(batch * tokens, here["context"], batch)
@@ -166,15 +173,15 @@ class Batching(Study):
 
     def _live(self, bench: Bench, rig: "_Rig") -> tuple[pd.DataFrame, pd.DataFrame]:
         """Decode every repeat's texts at every batch by all arms, in random order."""
-        arms, lines, offers = self._arms(rig), list[dict[str, Any]](), Counter[tuple[str, int, int]]()
-        began, seed, target = time.perf_counter(), bench.plan.seed, rig.target.target
-        with bench.progress("decoding batches", self._config.repeats * len(self._batches)) as advance:
-            for repeat in range(self._config.repeats):
-                if repeat and time.perf_counter() - began > self._config.seconds:
+        arms, lines, offers = rig.arms, list[dict[str, Any]](), Counter[tuple[str, int, int]]()
+        began, seed, target = time.perf_counter(), bench.plan.seed, bench.parts.target
+        with bench.progress("decoding batches", self.repeats * len(self.batches)) as advance:
+            for repeat in range(self.repeats):
+                if repeat and time.perf_counter() - began > self.seconds:
                     break
-                count = self._texts(self._batches[-1])  # of other prompts in every repeat, as long as there are any
+                count = self._texts(self.batches[-1])  # of other prompts in every repeat, as long as there are any
                 of_repeat = [rig.prompts[(repeat * count + place) % len(rig.prompts)] for place in range(count)]
-                for batch in random.Random(f"{seed}/{repeat}").sample(self._batches, len(self._batches)):
+                for batch in random.Random(f"{seed}/{repeat}").sample(self.batches, len(self.batches)):
                     prompts, order = of_repeat[: self._texts(batch)], [*[PLAIN] * PLAIN_RUNS, *arms]
                     random.Random(f"{seed}/{repeat}/{batch}").shuffle(order)
                     done = [(arm, rig.decoded(arm, batch, prompts, repeat)) for arm in order]
@@ -207,92 +214,54 @@ class Batching(Study):
         return pd.DataFrame(lines), pd.DataFrame(counted, columns=["drafter", "gamma", "offered", "rounds"])
 
 
-T = TypeVar("T", BatchTarget, BatchDrafter)
-
-
-@dataclass
 class _Rig:
     """Target and drafters over one set of buffers, which serves every batch: whoever decodes first at some batch would
     else be the one who pays for new memory.
     """
 
-    bench: Bench
-    made: Mapping[str, Drafter]
-    largest: int  # batch
-    gamma: int  # the largest
-
-    def __post_init__(self) -> None:
-        parts = self.bench.parts
-        self.prompts: list[Prompt] = list(parts.prompts.prompts)
-        random.Random(self.bench.plan.seed).shuffle(self.prompts)
-        self.target = batch_target(parts.target, self.largest)
-        self.drafters = {
-            name: batch_drafter(drafter, parts.target, self.largest)
-            for name, drafter in [*self.made.items(), (PLAIN[0], NoDrafter())]
+    def __init__(self, bench: Bench, made: Mapping[str, Drafter], arms: Sequence[Arm], largest: int) -> None:
+        """Make room for batches of up to `largest` sequences."""
+        self.bench, self.arms, parts, measurement = bench, arms, bench.parts, bench.plan.measurement
+        self.prompts = list(parts.prompts.prompts)
+        random.Random(bench.plan.seed).shuffle(self.prompts)
+        self._target = batch_target(parts.target, largest)
+        self._drafters = {
+            name: batch_drafter(drafter, parts.target, largest)
+            for name, drafter in [*made.items(), (PLAIN[0], NoDrafter())]
         }
-        longest = max(len(prompt.tokens) for prompt in self.prompts) + self.bench.parts.limit
-        contexts, rows = self._contexts(), self.bench.plan.measurement.cost_rows
-        timed = max(contexts) + 1 + rows if contexts else 0
-        capacity = max(longest + parts.target.room(chain_tree(self.gamma)), timed)
+        # Of calls for the cost model; none where there is no arithmetic to explain.
+        self.contexts = measurement.cost_contexts if parts.target.products() else []
+        room = parts.target.room(chain_tree(max(gamma for _, gamma in (PLAIN, *arms))))
+        written = len(parts.longest_prompt.tokens) + parts.limit + room
+        capacity = max([written, *(context + 1 + measurement.cost_rows for context in self.contexts)])
         try:
-            self.target.reserve(capacity)
+            self._target.reserve(capacity)
         except UsageError as error:
             raise UsageError(str(error).replace("measurement.batch_size", "the largest of study.batches")) from None
-        for drafter in self.drafters.values():
+        for drafter in self._drafters.values():
             drafter.reserve(capacity + 1)
+
+    def sized(self, batch: int, name: str = PLAIN[0]) -> tuple[BatchTarget, BatchDrafter]:
+        """Return the target and a drafter that use the first `batch` slots."""
+        target, drafter = copy.copy(self._target), copy.copy(self._drafters[name])
+        target.slots = drafter.slots = batch
+        return target, drafter
 
     def decoded(self, arm: Arm, batch: int, prompts: Sequence[Prompt], repeat: int) -> BatchDecoded:
         """Decode texts by a drafter and gamma, `batch` at once."""
         parts, seed, (name, gamma) = self.bench.parts, self.bench.plan.seed, arm
-        purposes = f"draft/{repeat}", f"accept/{repeat}"
+        purposes, (target, drafter) = (f"draft/{repeat}", f"accept/{repeat}"), self.sized(batch, name)
         requests = [
             seeded_request(parts.target, (prompt.id, prompt.tokens), parts.limit, seed, purposes) for prompt in prompts
         ]
         return decode_batch(
-            target=_sized(self.target, batch),
-            drafter=_sized(self.drafters[name], batch),
-            verifier=self.bench.parts.baseline.verifier,
+            target=target,
+            drafter=drafter,
+            verifier=parts.baseline.verifier,
             structure=_chain(gamma),
             requests=requests,
             clock=self.bench.clock,
         )
-
-    def calibration(
-        self, name: str, gammas: Sequence[int], batch: int, prompt: Sequence[int], calls: int
-    ) -> Calibration:
-        """Time calls and drafts, in turn, for a batch of sequences; seconds are those of one sequence's share."""
-        timer = self.bench.timer(f"batch/{name}/{batch}", calls)
-        every = EverySlot(_sized(self.target, batch), _sized(self.drafters[name], batch))
-        trees = [chain_tree(gamma) for gamma in gammas]
-        return every.calibrate(
-            lambda target, drafter: calibrate(target, drafter, _chain(gammas[-1]), prompt, trees, timer, gammas),
-            self.made[name],
-        )
-
-    def _contexts(self) -> list[int]:
-        return self.bench.plan.measurement.cost_contexts if self.bench.parts.target.products() else []
-
-    def cost_report(self) -> CostReport | None:
-        """Fit the cost model to calls on one sequence, made by the engine of batches; None where there is no arithmetic
-        to explain.
-        """
-        measurement, target = self.bench.plan.measurement, self.bench.parts.target
-        contexts = self._contexts()
-        if not contexts:
-            return None
-        alone = BatchAsTarget(EverySlot(_sized(self.target, 1), _sized(self.drafters[PLAIN[0]], 1)))
-        timer = self.bench.timer("cost", measurement.cost_calls, measurement.cost_seconds)
-        sizes = call_sizes(measurement.cost_rows, measurement.cost_dense)
-        grid = time_calls(alone, self.prompts[0].tokens, sizes, contexts, timer)
-        machine = measure_machine(target.device, getattr(torch, target.describe()["dtype"]))
-        return cost_report(grid, target.products(), machine)
-
-
-def _sized(whole: T, batch: int) -> T:
-    """Return a batched target or drafter that uses its first `batch` slots."""
-    some = copy.copy(whole)
-    some.slots = batch
-    return some
 
 
 def _chain(gamma: int) -> Structure:

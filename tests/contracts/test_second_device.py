@@ -15,7 +15,7 @@ from fixtures.decoding import decode
 from fixtures.second_device import DEVICE, drawing_from, second_device, waits
 from fixtures.tiny_models import unprobed
 
-from specdec.batching.batch_calls import EverySlot
+from specdec.batching.batch_calls import calibrate_batch
 from specdec.batching.batch_drafter import batch_drafter
 from specdec.batching.batch_target import batch_target
 from specdec.batching.decode_batch import decode_batch
@@ -222,8 +222,8 @@ def test_measurements(same, make_structure, drafter):
             return Timer(SimulatedClock(), 1, generator_for(0, "p", "cost"))
 
         chain, trees = make_structure("chain", 2), [chain_tree(2), make_structure("tree", 2).tree]
-        batch = EverySlot(batch_target(target, 2), batch_drafter(drafter, target, 2))
-        shared = batch.calibrate(lambda *pair: calibrate(*pair, chain, PROMPT, trees, timer(), (1, 2)), drafter)
+        batch = batch_target(target, 2), batch_drafter(drafter, target, 2)
+        shared = calibrate_batch(*batch, lambda *pair: calibrate(*pair, chain, PROMPT, trees, timer(), (1, 2)))
         alone = calibrate(target, drafter, chain, PROMPT, trees, timer(), (1, 2))
         cells = time_calls(target, PROMPT, [1, 3], [4], timer())["cells"]
         shapes = time_shapes(target, PROMPT, [(1, 0), (2, 2)], [5], timer(), ("packed", "rows"))
