@@ -5,7 +5,6 @@ A request's output is known beforehand; what the server decides is in how many r
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
 
 import numpy as np
 
@@ -56,37 +55,20 @@ class Arrival:
     text: ServedText
 
 
-def poisson(rate: float, texts: Sequence[ServedText], seed: int) -> Iterator[Arrival]:
-    """Yield Poisson arrivals without end, each with one of `texts`, drawn with replacement.
+def arriving(rate: float, texts: Sequence[ServedText], seed: int, times: Sequence[float] = ()) -> Iterator[Arrival]:
+    """Yield arrivals without end, on average `rate` per second, each with one of `texts`, drawn with replacement.
 
-    Rates share their random numbers: at twice the rate the same requests arrive in half the time.
+    They are Poisson, or have the gaps of recorded `times`, in their order, again and again, scaled to the rate; `times`
+    are seconds, ascending, at least two that differ. Rates share their random numbers: at twice the rate the same
+    requests arrive in half the time.
     """
-    gaps, drawn = (np.random.default_rng([seed, stream]) for stream in (0, 1))
-    at = 0.0
+    dice, drawn = (np.random.default_rng([seed, stream]) for stream in (0, 1))
+    recorded, at = np.diff(np.asarray(times, dtype=float)), 0.0
     while True:
-        for gap, place in zip(gaps.standard_exponential(256), drawn.integers(len(texts), size=256), strict=True):
-            at += float(gap) / rate
-            yield Arrival(at, texts[int(place)])
-
-
-def recorded_times(times: Sequence[float], rate: float, texts: Sequence[ServedText], seed: int) -> Iterator[Arrival]:
-    """Yield arrivals without end whose gaps are those of recorded times, in their order, again and again, scaled to a
-    mean of `rate` per second; texts are drawn as for `poisson`. `times` are seconds, ascending, at least two that
-    differ.
-    """
-    gaps = np.diff(np.asarray(times, dtype=float))
-    gaps /= gaps.mean() * rate
-    drawn = np.random.default_rng([seed, 1])
-    at = 0.0
-    for gap in cycle(gaps.tolist()):
-        at += gap
-        yield Arrival(at, texts[int(drawn.integers(len(texts)))])
-
-
-def at_once(texts: Sequence[ServedText]) -> Iterator[Arrival]:
-    """Yield all texts at time 0, in their order: the queue of a closed experiment, in which slots are always full."""
-    for text in texts:
-        yield Arrival(0.0, text)
+        gaps = recorded / recorded.mean() if len(recorded) else dice.standard_exponential(256)
+        for gap, place in zip(gaps.tolist(), drawn.integers(len(texts), size=len(gaps)).tolist(), strict=True):
+            at += gap / rate
+            yield Arrival(at, texts[place])
 
 
 def drawn_texts(
@@ -99,11 +81,8 @@ def drawn_texts(
     random = np.random.default_rng([seed, 2])
     texts = []
     for size in random.geometric(1 / output_tokens, count).tolist():
-        agrees = random.random(size + deepest) < alpha
-        ahead = 0
-        lengths = []
-        for place in reversed(range(size + deepest)):
-            ahead = ahead + 1 if agrees[place] else 0
-            lengths.append(1 + min(ahead, deepest))
-        texts.append(ServedText(prompt_tokens, tuple(reversed(lengths))[:size]))
+        places = np.arange(size + deepest)
+        differs = np.where(random.random(len(places)) < alpha, len(places), places)
+        ahead = np.minimum.accumulate(differs[::-1])[::-1] - places  # tokens that agree from there on
+        texts.append(ServedText(prompt_tokens, tuple((1 + ahead[:size].clip(max=deepest)).tolist())))
     return tuple(texts)

@@ -1,24 +1,33 @@
-"""The seconds that a simulated server takes for a prefill and for a step of its batch: by a cost model, or as measured
-for each batch and gamma.
-"""
+"""The seconds that a simulated server takes for a prefill and for a step of its batch."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from specdec.cost_model import SimulatedCost
 
 
-class StepSeconds(ABC):
-    """The seconds of everything that a server does."""
+@dataclass(frozen=True)
+class StepSeconds:
+    """The seconds of everything that a server does, by a cost model (theory.md 7.4): t(B, gamma) = draft + call on
+    B (gamma + 1) tokens + overhead; or steps as they were `measured` for some batches at some gammas: between two
+    batches on a straight line, below the smallest its seconds, beyond the largest by its own share of a sequence.
+    """
 
-    @abstractmethod
+    cost: SimulatedCost  # of calls, drafts and overhead of one sequence
+    model_drafts: bool  # a model drafts, charged `cost.draft`; otherwise a look-up, charged as a share of the call
+    # Share of the draft of one sequence that every further one adds: 0 where one call drafts for all, 1 where each
+    # sequence is drafted for in turn.
+    draft_growth: float
+    overhead_growth: float  # the same of the overhead
+    measured: Mapping[tuple[int, int], float] = field(default_factory=dict)  # mean seconds of a step by batch and gamma
+
     def prefill(self, prompts: int, tokens: int) -> float:
         """Return the seconds of one prefill of several prompts, whose tokens to prefill are `tokens` together."""
+        return float(self.cost.seconds(tokens, 0, max(1, prompts))) if tokens else 0.0
 
-    @abstractmethod
     def step(self, batch: int, gamma: int, cached: float) -> float:
         """Return the seconds of a round of all sequences: draft, verify, accept, commit.
 
@@ -27,23 +36,11 @@ class StepSeconds(ABC):
             gamma: draft tokens of each; 0 drafts nothing.
             cached: tokens in the cache, of all sequences together.
         """
-
-
-@dataclass(frozen=True)
-class ModelledSteps(StepSeconds):
-    """Steps by a cost model (theory.md 7.4): t(B, gamma) = draft + call on B (gamma + 1) tokens + overhead."""
-
-    cost: SimulatedCost  # of calls, drafts and overhead of one sequence
-    model_drafts: bool  # a model drafts, charged `cost.draft`; otherwise a look-up, charged as a share of the call
-    # Share of the draft of one sequence that every further one adds: 0 where one call drafts for all, 1 where each
-    # sequence is drafted for in turn.
-    draft_growth: float
-    overhead_growth: float  # the same of the overhead
-
-    def prefill(self, prompts: int, tokens: int) -> float:
-        return float(self.cost.seconds(tokens, 0, max(1, prompts))) if tokens else 0.0
-
-    def step(self, batch: int, gamma: int, cached: float) -> float:
+        if self.measured:
+            batches, seconds = self._lines[gamma]
+            if batch > batches[-1]:
+                return float(seconds[-1] * batch / batches[-1])
+            return float(np.interp(batch, batches, seconds))
         cost, context = self.cost, cached / batch
         tokens = batch * (gamma + 1)
         reading = cost.weights_s + cost.cached_s * cached
@@ -62,25 +59,11 @@ class ModelledSteps(StepSeconds):
             draft = cost.lookup_s * (1 + self.draft_growth * (batch - 1)) + cost.lookup_share * call
         return call + draft + cost.overhead_s * (1 + self.overhead_growth * (batch - 1))
 
-
-class MeasuredSteps(StepSeconds):
-    """Steps as they were measured for some batches at some gammas; between two batches on a straight line, below the
-    smallest and beyond the largest by its own share of a sequence. Prefills are those of a cost model.
-    """
-
-    def __init__(self, seconds: Mapping[tuple[int, int], float], prefills: StepSeconds) -> None:
-        """Take the mean seconds of a step by batch and gamma."""
-        self._prefills = prefills
-        self._lines: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for gamma in sorted({depth for _, depth in seconds}):
-            batches = sorted(batch for batch, depth in seconds if depth == gamma)
-            self._lines[gamma] = np.array(batches, float), np.array([seconds[batch, gamma] for batch in batches])
-
-    def prefill(self, prompts: int, tokens: int) -> float:
-        return self._prefills.prefill(prompts, tokens)
-
-    def step(self, batch: int, gamma: int, cached: float) -> float:
-        batches, seconds = self._lines[gamma]
-        if batch > batches[-1]:
-            return float(seconds[-1] * batch / batches[-1])
-        return float(np.interp(batch, batches, seconds))
+    @cached_property
+    def _lines(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """By gamma, the measured batches, ascending, and their seconds."""
+        by_gamma: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for gamma in {gamma for _, gamma in self.measured}:
+            batches = sorted(batch for batch, depth in self.measured if depth == gamma)
+            by_gamma[gamma] = np.array(batches, float), np.array([self.measured[batch, gamma] for batch in batches])
+        return by_gamma

@@ -2,8 +2,8 @@
 model; and the closed condition of study `batching`, simulated to compare it with what was measured.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -12,24 +12,22 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from specdec.config import AtLeastOne, Probability, typed
+from specdec.config import AtLeastOne, NonEmpty, Probability, typed
 from specdec.errors import UsageError
-from specdec.serving.arrivals import Arrival, at_once, drawn_texts, poisson, recorded_times
+from specdec.serving.arrivals import Arrival, arriving, drawn_texts
 from specdec.serving.policies import AdaptiveGamma, FixedGamma, Policy
 from specdec.serving.server import Served, serve
-from specdec.serving.step_seconds import MeasuredSteps, ModelledSteps, StepSeconds
-from specdec.studies.base import Bench, Study, studies
+from specdec.serving.step_seconds import StepSeconds
+from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.studies.base.serving_inputs import (
-    MeasuredBatches,
     ServedTexts,
+    ServerCost,
     arrival_times,
     cost_of_server,
     open_batches,
     texts_along,
     texts_of_run,
 )
-
-Positive = Annotated[float, Field(gt=0)]
 
 
 @typed
@@ -44,23 +42,23 @@ class TextLaw:
 @typed
 class ServingConfig:
     name: Literal["serving"]
-    run: Annotated[str, Field(min_length=1)] | None
-    method: Annotated[str, Field(min_length=1)] | None
+    run: NonEmpty | None
+    method: NonEmpty | None
     law: TextLaw | None
-    batching: Annotated[str, Field(min_length=1)] | None
-    cost: Annotated[str, Field(min_length=1)] | None
+    batching: NonEmpty | None
+    cost: NonEmpty | None
     draft_growth: Probability | None
     overhead_growth: Probability | None
     slots: AtLeastOne
-    gammas: Annotated[list[AtLeastOne], Field(min_length=1)]
-    loads: Annotated[list[Positive], Field(min_length=1)]
-    arrival_times: Annotated[str, Field(min_length=1)] | None
+    gammas: Ascending[AtLeastOne]
+    loads: Ascending[Positive]
+    arrival_times: NonEmpty | None
     requests: Annotated[int, Field(ge=2)]
     warmup: Annotated[int, Field(ge=0)]
     replications: Annotated[int, Field(ge=2)]
     target_factor: Positive
     target_s: Positive | None
-    contexts: Annotated[list[AtLeastOne], Field(min_length=1)]
+    contexts: Ascending[AtLeastOne]
     calls: AtLeastOne
     seconds: Positive
 
@@ -72,17 +70,17 @@ class _Plan:
     config: ServingConfig
     texts: ServedTexts
     steps: StepSeconds
-    gammas: tuple[int, ...]
-    times: tuple[float, ...]  # recorded arrivals; empty for Poisson
+    times: Sequence[float]  # recorded arrivals; empty for Poisson
 
     def policies(self) -> list[Policy]:
         """Return the policies as they begin, plain decoding first."""
-        return [*map(FixedGamma, (0, *self.gammas)), AdaptiveGamma(self.gammas, self.steps)]
+        gammas = self.config.gammas
+        return [*map(FixedGamma, (0, *gammas)), AdaptiveGamma(gammas, self.steps)]
 
     def queue(self, seeds: list[int], size: int) -> Iterator[Arrival]:
         """Return drawn texts that all wait from the start."""
         drawn = np.random.default_rng(seeds).integers(len(self.texts.texts), size=size)
-        return at_once([self.texts.texts[int(place)] for place in drawn])
+        return iter([Arrival(0.0, self.texts.texts[int(place)]) for place in drawn])
 
 
 @studies.register("serving")
@@ -100,7 +98,7 @@ class Serving(Study):
         to the last arrival of `served`.
     `simulations`: policy, load, replication, window_s, little (relative error of Little's law), queue_begin and
         queue_end (requests that waited when the window began and ended), prefill_share.
-    `measured_batches`: see `MeasuredBatches.lines`; empty without study.batching.
+    `measured_batches`: see `open_batches`; empty without study.batching.
     `closed`: the condition of study `batching` simulated: slots that are always full. by ("measured": with its own mean
         seconds of a step; "model": with those of the cost model), batch, gamma, tokens, steps, seconds.
     """
@@ -112,12 +110,13 @@ class Serving(Study):
         config, law = self._config, self._config.law
         if config.run is not None and law is not None:
             raise UsageError("Bad values study.run and study.law: texts come from one of them; set the other to null.")
-        gammas = tuple(sorted(set(config.gammas)))
-        times = () if config.arrival_times is None else tuple(arrival_times(Path(config.arrival_times).expanduser()))
-        batches: MeasuredBatches | None = None
+        gammas = config.gammas
+        times = [] if config.arrival_times is None else arrival_times(Path(config.arrival_times).expanduser())
+        batches = pd.DataFrame({name: [] for name in ("batch", "gamma", *_SUMS)}, dtype=float)
+        cost: ServerCost | None = None
         if config.batching is not None:
             name = config.method or str(bench.values.drafter["name"])
-            batches = open_batches(Path(config.batching).expanduser(), name, gammas, config.slots)
+            batches, cost = open_batches(Path(config.batching).expanduser(), name, gammas, config.slots)
         if config.run is not None:
             texts = texts_of_run(Path(config.run).expanduser(), config.method, gammas[-1])
         elif law is not None:
@@ -129,17 +128,16 @@ class Serving(Study):
             texts = ServedTexts(drawn, said)
         else:
             texts = texts_along(bench, bench.texts(), gammas)
-        if batches is not None and config.cost is None:
-            cost = batches.cost
-        else:
+        if cost is None or config.cost is not None:
             sizes = sorted({1 << power for power in range(config.slots.bit_length())} | {config.slots})
             shapes = {"batches": sizes, "gammas": gammas, "contexts": config.contexts}
             cost = cost_of_server(bench, config.cost, config.run, shapes, config.calls, config.seconds)
         given = config.draft_growth, config.overhead_growth
-        growth = [own if each is None else each for own, each in zip(cost.growth, given, strict=True)]
-        modelled = ModelledSteps(cost.cost, cost.model_drafts, *growth)
-        steps = modelled if batches is None else MeasuredSteps(batches.step_seconds(), modelled)
-        plan = _Plan(config, texts, steps, gammas, times)
+        draft, overhead = (own if each is None else each for own, each in zip(cost.growth, given, strict=True))
+        sums = batches.groupby(["batch", "gamma"])[["seconds", "steps"]].sum()
+        measured = (sums["seconds"] / sums["steps"]).to_dict()
+        steps = StepSeconds(cost.cost, cost.model_drafts, draft, overhead, measured)
+        plan = _Plan(config, texts, steps, times)
         step_times = [
             (batch, gamma, steps.step(batch, gamma, batch * texts.cached), texts.tokens_per_round(gamma))
             for gamma in (0, *gammas)
@@ -150,38 +148,35 @@ class Serving(Study):
             "unknown": texts.unknown,
             "prompt_tokens": fmean(each.prompt_tokens for each in texts.texts),
             "output_tokens": fmean(each.tokens for each in texts.texts),
-            "cost": cost.cost.source if batches is None else f"steps measured by {config.batching}",
+            "cost": cost.cost.source if batches.empty else f"steps measured by {config.batching}",
             "error_median": cost.error[0],
             "error_worst": cost.error[1],
-            "draft_growth": modelled.draft_growth,
-            "overhead_growth": modelled.overhead_growth,
+            "draft_growth": draft,
+            "overhead_growth": overhead,
             "slots": config.slots,
             "arrivals": "arrivals at recorded times" if times else "Poisson arrivals",
             **{name: getattr(config, name) for name in ("requests", "warmup", "replications", "target_factor")},
             "target_s": float("nan") if config.target_s is None else config.target_s,
         }
-        full = _capacities(plan)
-        empty = pd.DataFrame({name: [] for name in ("batch", "gamma", *_SUMS)}, dtype=float)
         return {
             "recording": pd.DataFrame([recording]),
             "call_times": cost.call_times,
             "step_times": pd.DataFrame(step_times, columns=["batch", "gamma", "seconds", "tokens_per_round"]),
-            "capacity": full,
-            **_simulated(bench, plan, full),
-            "measured_batches": empty if batches is None else batches.lines,
-            "closed": empty if batches is None else _closed(plan, batches, modelled),
+            **_simulated(bench, plan),
+            "measured_batches": batches,
+            "closed": _closed(plan, batches),
         }
 
 
 _SUMS = ("tokens", "steps", "seconds")
 
 
-def _closed(plan: _Plan, measured: MeasuredBatches, modelled: ModelledSteps) -> pd.DataFrame:
+def _closed(plan: _Plan, measured: pd.DataFrame) -> pd.DataFrame:
     """Serve a queue with slots that are always full, by each batch and gamma that was measured; see `Serving`."""
     lines = []
-    cells = measured.lines[measured.lines["gamma"].isin((0, *plan.gammas))][["batch", "gamma"]].drop_duplicates()
+    cells = measured[measured["gamma"].isin((0, *plan.config.gammas))][["batch", "gamma"]].drop_duplicates()
     for batch, gamma in cells.sort_values(["batch", "gamma"]).itertuples(index=False, name=None):
-        for by, steps in (("measured", plan.steps), ("model", modelled)):
+        for by, steps in (("measured", plan.steps), ("model", replace(plan.steps, measured={}))):
             queue = plan.queue([plan.config.replications, 4], 64 + 8 * batch)
             served = serve(queue, FixedGamma(gamma), steps, batch)
             full = [each for each in served.steps if each.batch == batch]
@@ -190,10 +185,12 @@ def _closed(plan: _Plan, measured: MeasuredBatches, modelled: ModelledSteps) -> 
     return pd.DataFrame(lines, columns=["by", "batch", "gamma", *_SUMS])
 
 
-def _capacities(plan: _Plan) -> pd.DataFrame:
-    """Serve a queue that never empties, by each policy, and count what finishes while all slots are full."""
-    slots, lines = plan.config.slots, []
-    for replication in range(plan.config.replications):
+def _simulated(bench: Bench, plan: _Plan) -> dict[str, pd.DataFrame]:
+    """Serve a queue that never empties by every policy, and count what finishes while all slots are full; then serve
+    every load, over the capacity of plain decoding, by every policy, several times.
+    """
+    config, slots, lines = plan.config, plan.config.slots, []
+    for replication in range(config.replications):
         for policy in plan.policies():
             served = serve(plan.queue([replication, 3], 12 * slots), policy, plan.steps, slots)
             ends = sorted(each.finished for each in served.requests if each.finished is not None)
@@ -201,12 +198,7 @@ def _capacities(plan: _Plan) -> pd.DataFrame:
             finished = sum(begin < each <= end for each in ends)
             tokens = sum(each.tokens for each in served.steps if begin < each.start + each.seconds <= end)
             lines.append((policy.name, replication, finished, tokens, end - begin))
-    return pd.DataFrame(lines, columns=["policy", "replication", "requests", "tokens", "seconds"])
-
-
-def _simulated(bench: Bench, plan: _Plan, full: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Serve every load by every policy, several times."""
-    config = plan.config
+    full = pd.DataFrame(lines, columns=["policy", "replication", "requests", "tokens", "seconds"])
     plain = full[full["policy"] == FixedGamma(0).name]
     most = float(plain["requests"].sum() / plain["seconds"].sum())
     # By text, the latency of a request on an idle server that does not speculate.
@@ -216,23 +208,18 @@ def _simulated(bench: Bench, plan: _Plan, full: pd.DataFrame) -> dict[str, pd.Da
         rounds = sum(steps.step(1, 0, cached + place) for place in range(text.tokens))
         alone[id(text)] = steps.prefill(1, cached) + rounds
     parts: dict[str, list[pd.DataFrame]] = {"served": [], "served_steps": [], "simulations": []}
-    loads = sorted(set(config.loads))
-    with bench.progress("simulating", len(loads) * len(plan.policies()) * config.replications) as advance:
-        for load in loads:
+    with bench.progress("simulating", len(config.loads) * len(plan.policies()) * config.replications) as advance:
+        for load in config.loads:
             for replication in range(config.replications):
                 for policy in plan.policies():
                     rate, seed = load * most, bench.plan.seed + replication
-                    arrivals = (
-                        recorded_times(plan.times, rate, plan.texts.texts, seed)
-                        if plan.times
-                        else poisson(rate, plan.texts.texts, seed)
-                    )
-                    served = serve(arrivals, policy, plan.steps, config.slots, config.warmup + config.requests)
+                    arrivals = arriving(rate, plan.texts.texts, seed, plan.times)
+                    served = serve(arrivals, policy, plan.steps, slots, config.warmup + config.requests)
                     keys = {"policy": policy.name, "load": load, "rate": rate, "replication": replication}
                     for name, table in _tables(served, config.warmup, config.requests, alone).items():
                         parts[name].append(table.assign(**keys))
                     advance()
-    return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
+    return {"capacity": full, **{name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}}
 
 
 def _tables(served: Served, warmup: int, count: int, alone: Mapping[int, float]) -> dict[str, pd.DataFrame]:

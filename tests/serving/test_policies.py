@@ -1,14 +1,15 @@
 """The adaptive policy against enumeration, its estimates, and steps by a cost model against the cost model itself."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from specdec.cost_model import DraftCost, SimulatedCost
-from specdec.serving.arrivals import drawn_texts, poisson
+from specdec.serving.arrivals import arriving, drawn_texts
 from specdec.serving.policies import AdaptiveGamma, FixedGamma
 from specdec.serving.server import serve
-from specdec.serving.step_seconds import MeasuredSteps, ModelledSteps
+from specdec.serving.step_seconds import StepSeconds
 from specdec.theory.capped_geometric import tokens_per_round
 
 COST = SimulatedCost(
@@ -16,7 +17,7 @@ COST = SimulatedCost(
     tile=8, overlap=False, lookup_s=1e-4, lookup_share=0.01, overhead_s=5e-4,
     draft=DraftCost(fixed_s=1e-3, step_s=2e-4, cached_s=1e-9),
 )  # fmt: skip
-STEPS = ModelledSteps(COST, model_drafts=True, draft_growth=0.0, overhead_growth=0.0)
+STEPS = StepSeconds(COST, model_drafts=True, draft_growth=0.0, overhead_growth=0.0)
 GAMMAS = (1, 2, 4, 8)
 
 
@@ -33,7 +34,7 @@ def test_a_step_is_what_the_cost_model_charges(batch, gamma, overlap):
     draft = cost.draft.seconds(gamma, 300)
     for growth in (0.0, 0.25, 1.0):
         for model in (True, False):
-            steps = ModelledSteps(cost, model, growth, growth)
+            steps = StepSeconds(cost, model, growth, growth)
             times = 1 + growth * (batch - 1)
             looked_up = (cost.lookup_s * times + cost.lookup_share * call) * (gamma > 0)
             expected = call + (draft * times if model else looked_up) + cost.overhead_s * times
@@ -42,7 +43,7 @@ def test_a_step_is_what_the_cost_model_charges(batch, gamma, overlap):
 
 
 def test_measured_steps_are_interpolated_and_prefills_are_modelled():
-    steps = MeasuredSteps({(1, 0): 1.0, (4, 0): 2.5, (1, 2): 1.5, (4, 2): 6.0}, STEPS)
+    steps = replace(STEPS, measured={(1, 0): 1.0, (4, 0): 2.5, (1, 2): 1.5, (4, 2): 6.0})
     assert [steps.step(batch, 0, 0) for batch in (1, 2, 4, 8)] == [1.0, 1.5, 2.5, 5.0]
     assert steps.step(3, 2, 0) == 4.5
     assert steps.prefill(2, 700) == STEPS.prefill(2, 700)
@@ -75,13 +76,13 @@ def test_acceptance_is_learned_at_each_depth_and_the_end_of_a_text_tells_nothing
 def test_adaptive_is_nowhere_much_worse_than_the_best_fixed_gamma():
     """Time per token at light and at heavy load: light load wants drafts, full batches of these costs do not."""
     cost = SimulatedCost(**{**vars(COST), "row_s": 1e-3})
-    steps = ModelledSteps(cost, True, 0.0, 0.0)
+    steps = StepSeconds(cost, True, 0.0, 0.0)
     texts = drawn_texts(100, 0.6, 50, 40, 4, seed=1)
     best = {}
     for rate in (0.5, 60.0):
         times = {}
         for policy in (FixedGamma(0), FixedGamma(2), FixedGamma(4), AdaptiveGamma([2, 4], steps)):
-            found = serve(poisson(rate, texts, 0), policy, steps, slots=16, count=300)
+            found = serve(arriving(rate, texts, 0), policy, steps, slots=16, count=300)
             kept = found.requests[50:300]
             times[policy.name] = sum(each.finished - each.prefilled for each in kept)
         fixed = min((name for name in times if name != "adaptive"), key=times.__getitem__)

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from oracles.queueing import capacity, mean_wait, saturation, shared_processor_s
 
-from specdec.serving.arrivals import Arrival, ServedText, at_once, drawn_texts, poisson, recorded_times
+from specdec.serving.arrivals import Arrival, ServedText, arriving, drawn_texts
 from specdec.serving.policies import AdaptiveGamma, FixedGamma
 from specdec.serving.server import serve
-from specdec.serving.step_seconds import StepSeconds
 
 
-class Steps(StepSeconds):
+class Steps:
     """Steps of `fixed` + `each` x sequences + `token` x sequences x gamma; prefills of `prefilled` a token."""
 
     def __init__(self, fixed=1.0, each=0.0, token=0.0, prefilled=0.0):
@@ -67,7 +66,7 @@ def test_one_slot_and_equal_texts_wait_as_in_m_d_1(rho):
     """Within 4 standard errors of 8 replications: a false alarm in about 200 (t, 7 degrees), the seeds are fixed."""
     means = []
     for seed in range(8):
-        found = serve(poisson(rho, [text(1)], seed), FixedGamma(0), Steps(), slots=1, count=6000)
+        found = serve(arriving(rho, [text(1)], seed), FixedGamma(0), Steps(), slots=1, count=6000)
         means.append(np.mean([r.admitted - r.arrived for r in found.requests[1000:6000]]))
     means = np.array(means)
     assert means.mean() == pytest.approx(mean_wait(rho, 1.0, 1.0), abs=4 * means.std(ddof=1) / 8**0.5)
@@ -80,7 +79,7 @@ def test_many_slots_whose_step_grows_with_them_share_the_processor():
     for long requests alike, up to the slice.
     """
     rho, short, long = 0.6, text(*(1,) * 20), text(*(1,) * 80)
-    found = serve(poisson(rho / 50, [short, long], 3), FixedGamma(0), Steps(0.0, 1.0), slots=10_000, count=6000)
+    found = serve(arriving(rho / 50, [short, long], 3), FixedGamma(0), Steps(0.0, 1.0), slots=10_000, count=6000)
     for each in (short, long):
         mine = [r.finished - r.arrived for r in found.requests[500:6000] if r.text is each]
         assert np.mean(mine) == pytest.approx(shared_processor_s(each.tokens, rho / 50, 50.0), rel=0.1)
@@ -88,7 +87,7 @@ def test_many_slots_whose_step_grows_with_them_share_the_processor():
 
 def test_with_a_slot_for_everyone_and_steps_of_one_length_nobody_waits():
     """M/D/infinity: a request takes its own rounds and, on average, half a step until the next one begins."""
-    found = serve(poisson(4.0, [text(*(1,) * 10)], 1), FixedGamma(0), Steps(), slots=10_000, count=4000)
+    found = serve(arriving(4.0, [text(*(1,) * 10)], 1), FixedGamma(0), Steps(), slots=10_000, count=4000)
     mean = np.mean([r.finished - r.arrived for r in found.requests[100:4000]])
     assert mean == pytest.approx(10.5, rel=0.01)
 
@@ -100,7 +99,7 @@ POLICIES = [FixedGamma(0), FixedGamma(3), AdaptiveGamma([1, 2, 4], Steps(1.0, 0.
 @pytest.mark.parametrize("rate", [0.02, 0.2, 2.0])  # nearly idle, busy, overloaded
 def test_littles_law_holds_exactly(policy, rate):
     texts = drawn_texts(50, 0.7, 5, 12, 8, seed=1)
-    found = serve(poisson(rate, texts, 7), policy, Steps(1.0, 0.1, 0.1, 0.01), slots=4, count=300)
+    found = serve(arriving(rate, texts, 7), policy, Steps(1.0, 0.1, 0.1, 0.01), slots=4, count=300)
     assert found.area == pytest.approx(found.sojourn_s, rel=1e-12)
     assert any(r.finished is None for r in found.requests) or rate < 2
     # Every token that was committed was committed in a step.
@@ -111,7 +110,7 @@ def test_littles_law_holds_exactly(policy, rate):
 def test_saturation_is_the_closed_form(gamma):
     """Every length is 3: rounds commit min(3, gamma + 1). 32 texts of 60 fill 8 slots four times, always in step."""
     steps, tau = Steps(0.5, 0.25, 0.125), min(3, gamma + 1)
-    found = serve(at_once([text(*(3,) * 60)] * 32), FixedGamma(gamma), steps, slots=8)
+    found = serve(iter([Arrival(0.0, text(*(3,) * 60))] * 32), FixedGamma(gamma), steps, slots=8)
     rate = 32 * 60 / found.ended
     assert rate == pytest.approx(saturation(8, tau, steps.step(8, gamma, 0)), rel=1e-12)
     assert {step.batch for step in found.steps} == {8}
@@ -120,18 +119,18 @@ def test_saturation_is_the_closed_form(gamma):
 
 def test_a_prefill_stops_everyone():
     steps = Steps(0.5, prefilled=0.25)
-    found = serve(at_once([text(1, 1, prompt=5)] * 12), FixedGamma(0), steps, slots=4)
+    found = serve(iter([Arrival(0.0, text(1, 1, prompt=5))] * 12), FixedGamma(0), steps, slots=4)
     assert 12 / found.ended == pytest.approx(capacity(4, 2, 0.5, 1.0), rel=1e-12)
 
 
 def test_equal_seeds_give_equal_requests_at_every_rate():
     texts = drawn_texts(20, 0.5, 5, 10, 4, seed=2)
-    slow, fast = (list(islice(poisson(rate, texts, 3), 600)) for rate in (1.0, 4.0))
+    slow, fast = (list(islice(arriving(rate, texts, 3), 600)) for rate in (1.0, 4.0))
     assert [each.text for each in slow] == [each.text for each in fast]
     assert np.allclose([each.at for each in slow], [4 * each.at for each in fast])
-    gaps = np.diff([each.at for each in islice(poisson(2.0, texts, 0), 20_000)])
+    gaps = np.diff([each.at for each in islice(arriving(2.0, texts, 0), 20_000)])
     assert (gaps.mean(), gaps.std()) == (pytest.approx(0.5, rel=0.03), pytest.approx(0.5, rel=0.03))
-    found = list(islice(recorded_times([10.0, 11.0, 14.0], 5.0, [text(1)], 0), 4))
+    found = list(islice(arriving(5.0, [text(1)], 0, [10.0, 11.0, 14.0]), 4))
     assert [each.at for each in found] == pytest.approx([0.1, 0.4, 0.5, 0.8])
 
 

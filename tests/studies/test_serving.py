@@ -110,19 +110,6 @@ def test_lengths_of_a_run_are_read_off_its_rounds(tmp_path):
         texts_of_run(tmp_path, None, 2)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (("drafter=none", "study.run=nowhere", "study.cost=h100_llama31_8b"), "rounds.parquet does not exist"),
-        ((*LAW, "study.run=x"), "study.run and study.law"),
-        ((*LAW, "study.cost=h101"), "h100_llama31_8b"),
-        ((*LAW, "study.arrival_times=nowhere"), "study.arrival_times=nowhere"),
-    ],
-)
-def test_mistakes_are_one_sentence(refused, overrides, words):
-    refused("serving", *SMALL, *overrides, words=words)
-
-
 def test_a_target_that_takes_no_batches_needs_a_cost():
     can = SimpleNamespace(evaluations=("packed",), structures=frozenset({"chain"}))
     parts = SimpleNamespace(target=SimpleNamespace(capabilities=can), chosen=SimpleNamespace(drafter=None))
@@ -199,12 +186,16 @@ def test_measured_batches_give_the_steps_and_are_compared_with(study, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("study.method=medusa",), "it measured ngram, not drafter 'medusa'"),
-        (("study.method=ngram", "study.gammas=[2]"), "it measured gammas 1, 3"),
-        (("study.method=ngram", "study.slots=8"), "batches up to 4"),
+        (("study.law=null", "study.run=nowhere"), "rounds.parquet does not exist"),
+        (("study.run=x",), "study.run and study.law"),
+        (("study.cost=h101",), "h100_llama31_8b"),
+        (("study.arrival_times=nowhere",), "study.arrival_times=nowhere"),
         (("study.batching=nowhere",), "no output folder of .experiment=batching"),
+        (("study.batching=batching", "study.method=medusa"), "it measured ngram, not drafter 'medusa'"),
+        (("study.batching=batching", "study.method=ngram", "study.gammas=[2]"), "it measured gammas 1, 3"),
+        (("study.batching=batching", "study.method=ngram", "study.slots=8"), "batches up to 4"),
     ],
 )
-def test_batches_that_were_not_measured_are_refused(refused, tmp_path, overrides, words):
-    folder = measured_batches(tmp_path / "batching")
-    refused("serving", *LAW, *SMALL, f"study.batching={folder}", *overrides, words=words)
+def test_mistakes_are_one_sentence(refused, tmp_path, overrides, words):
+    measured_batches(tmp_path / "batching")  # in the working directory
+    refused("serving", *LAW, *SMALL, *overrides, words=words)

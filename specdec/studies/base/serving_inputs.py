@@ -127,7 +127,7 @@ class ServerCost:
     """The costs of a server's steps, and the times that they were fitted to."""
 
     cost: SimulatedCost  # of calls, drafts and overhead
-    model_drafts: bool  # see `ModelledSteps`
+    model_drafts: bool  # see `StepSeconds`
     growth: tuple[float, float]  # of draft and overhead, where the person gives none
     # calls that were timed here
     call_times: pd.DataFrame = field(
@@ -211,23 +211,10 @@ def _live_growth(bench: Bench, prompt: Sequence[int], gamma: int, slots: int) ->
     return _growth(pd.Series(drafts)), _growth(pd.Series(rest))
 
 
-@dataclass(frozen=True)
-class MeasuredBatches:
-    """The measurements of study `batching` for one drafter."""
-
-    # batch, gamma (0 without drafts), repeat, and tokens, steps and seconds while every slot was in use
-    lines: pd.DataFrame
-    cost: ServerCost  # by its cost model of calls on one sequence, its timed drafts, and the rest of its steps
-
-    def step_seconds(self) -> dict[tuple[int, int], float]:
-        """Return the mean seconds of a step by batch and gamma."""
-        sums = self.lines.groupby(["batch", "gamma"])[["seconds", "steps"]].sum()
-        return {(int(batch), int(gamma)): float(s / n) for (batch, gamma), s, n in sums.itertuples(name=None)}
-
-
-def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) -> MeasuredBatches:
-    """Read the output folder of study `batching`. UsageError if it is none, or has not measured this drafter at these
-    gammas and up to so many slots.
+def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) -> tuple[pd.DataFrame, ServerCost]:
+    """Read what study `batching` measured of a drafter: batch, gamma (0 without drafts), repeat, and tokens, steps and
+    seconds while every slot was in use; and the costs by its cost model of calls on one sequence, its timed drafts, and
+    the rest of its steps. UsageError for no output folder of the study, or a drafter, gammas or slots that it has not.
     """
     paths = {name: folder / f"{name}.parquet" for name in ("batching", "drafts")}
     model = folder / "batching.json"
@@ -259,7 +246,7 @@ def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) 
     values |= {"draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0}, "overhead_s": float(overhead.iloc[0])}
     values |= {"source": f"calls on one sequence, drafts and steps of {folder}"}
     growth = _growth(timed.sum()), _growth(overhead)
-    return MeasuredBatches(lines, ServerCost(validated(SimulatedCost, values, where="cost"), True, growth))
+    return lines, ServerCost(validated(SimulatedCost, values, where="cost"), True, growth)
 
 
 def _growth(seconds: pd.Series) -> float:
