@@ -15,7 +15,7 @@ from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.replay.walk import replay_stream
 from specdec.structures import structures
-from specdec.studies.base.replayed import Strategy, replay_grid
+from specdec.studies.base.replayed import Strategy, replay
 from specdec.targets import targets
 from specdec.text.streams import Stream, write_streams
 
@@ -70,12 +70,16 @@ def strategies(group_values):
     ]
 
 
+def replayed(chosen, streams, target, limit, workers=1, heartbeat=lambda: None):
+    parts, measurement = SimpleNamespace(target=target, limit=limit), SimpleNamespace(workers=workers)
+    bench = SimpleNamespace(parts=parts, plan=SimpleNamespace(measurement=measurement), heartbeat=heartbeat)
+    return replay(bench, chosen, streams)
+
+
 def test_a_grid_is_the_sum_of_its_streams(target, group_values):
     heard = []
     chosen = strategies(group_values)
-    table, histograms = replay_grid(
-        chosen, STREAMS, target=target, max_new_tokens=100, workers=1, heartbeat=lambda: heard.append(1)
-    )
+    table, histograms = replayed(chosen, STREAMS, target, 100, heartbeat=lambda: heard.append(1))
     assert len(table) == len(heard) == len(chosen) * len(STREAMS)
     assert table["tokens"].sum() == len(chosen) * 143
     for strategy in chosen:
@@ -108,7 +112,7 @@ def test_a_draft_that_is_mixed_is_allotted_to_its_sources(live, target, drafter_
     """Rows of a mixed drafter, counted one by one from the drafts that were made."""
     rows = group_values("structure", "rows", k=4, w=3)
     mixed = Strategy({}, drafter_values("mixed", SIZE), rows)
-    _, histograms = replay_grid([mixed], STREAMS[:1], target=live, max_new_tokens=100, workers=1)
+    _, histograms = replayed([mixed], STREAMS[:1], live, 100)
     rounds = replay_stream(drafters.build(mixed.drafter, target=live), structures.build(rows), STREAMS[0], 100)
     wanted = Counter()
     for draft in rounds.proposals:
@@ -123,7 +127,7 @@ def test_processes_change_nothing(target, group_values, monkeypatch):
     pool = SimpleNamespace(Pool=lambda _, begin, sent: ThreadPool(1, begin, pickle.loads(pickle.dumps(sent))))
     monkeypatch.setattr(multiprocessing, "get_context", {"spawn": pool}.__getitem__)
     chosen = strategies(group_values)[:2]
-    one, two = (replay_grid(chosen, STREAMS, target=target, max_new_tokens=60, workers=workers) for workers in (1, 2))
+    one, two = (replayed(chosen, STREAMS, target, 60, workers) for workers in (1, 2))
     for alone, shared in zip(one, two, strict=True):
         pd.testing.assert_frame_equal(alone, shared)
 
@@ -137,4 +141,4 @@ def test_what_a_grid_refuses(target, group_values):
     ):
         strategy = Strategy({}, group_values("drafter", drafter), structure)
         with pytest.raises(UsageError, match=words):
-            replay_grid([strategy], STREAMS, target=target, max_new_tokens=9, workers=1)
+            replayed([strategy], STREAMS, target, 9)

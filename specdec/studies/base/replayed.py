@@ -3,7 +3,7 @@
 import multiprocessing
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -83,29 +83,9 @@ def check_rows(bench: Bench, study: str) -> dict[str, Any]:
 def replay(
     bench: Bench, strategies: Sequence[Strategy], streams: Sequence[Stream]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Replay every stream by every strategy; see `replay_grid`."""
-    return replay_grid(
-        strategies,
-        streams,
-        target=bench.parts.target,
-        max_new_tokens=bench.parts.limit,
-        workers=bench.plan.measurement.workers or len(affinity()),
-        heartbeat=bench.heartbeat,
-    )
-
-
-def replay_grid(
-    strategies: Sequence[Strategy],
-    streams: Sequence[Stream],
-    *,
-    target: Target,
-    max_new_tokens: int,
-    workers: int,
-    heartbeat: Callable[[], None] = lambda: None,
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Replay every stream by every strategy, shared out over `workers` processes; the same tables for any number of
-    them. Drafters are built once, here, beside `target`: one that needs its model makes its tables now, and the
-    processes get what it made. `heartbeat` is called after each text.
+    """Replay every stream by every strategy, shared out over `measurement.workers` processes; the same tables for any
+    number of them. Drafters are built once, here, beside the target: one that needs its model makes its tables now, and
+    the processes get what it made.
 
     Returns:
         A table with a line for each strategy and stream: the strategy's keys, stream (its id), prompt (the unit of the
@@ -118,12 +98,13 @@ def replay_grid(
     Raises:
         UsageError: a drafter that does not look tokens up, or a structure that it cannot fill.
     """
-    work = list(product(range(len(strategies)), range(len(streams))))
-    total = len(strategies) * sum(min(len(stream.generated), max_new_tokens) for stream in streams)
+    work, limit = list(product(range(len(strategies)), range(len(streams)))), bench.parts.limit
+    workers = bench.plan.measurement.workers or len(affinity())
+    total = len(strategies) * sum(min(len(stream.generated), limit) for stream in streams)
     lines: list[dict[str, Any]] = []
     counts: list[dict[str, Any]] = []
     with stage("replaying", total=total, told=False) as under_way:
-        replayer = _Replayer(_built(strategies, target), tuple(streams), max_new_tokens)
+        replayer = _Replayer(_built(strategies, bench.parts.target), tuple(streams), limit)
         for (strategy, number), (row, histograms) in zip(work, _results(replayer, work, workers), strict=True):
             stream = streams[number]
             key = {**strategies[strategy].keys, "stream": stream.id, "category": stream.category}
@@ -135,7 +116,7 @@ def replay_grid(
                 for (name, source, value), count in histograms.items()
             ]
             under_way.advance(row["tokens"])
-            heartbeat()
+            bench.heartbeat()
     return pd.DataFrame(lines), pd.DataFrame(counts)
 
 
