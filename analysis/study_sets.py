@@ -20,37 +20,31 @@ from .studies.ablation import contributions, distribution, share_groups, strateg
 from .studies.grid import USUAL, Shape, WholeRuns, best, grid, plus_minus, whole_runs
 from .studies.topk import ENOUGH, best_of, draw, strategy_names
 
-
-@dataclass(frozen=True)
-class Labelled:
-    """A study with a name that tells it from the others beside it: its prompt set, and the model where these differ."""
-
-    label: str
-    study: FinishedStudy
+Labelled = Mapping[str, FinishedStudy]
+"""Several studies by a name that tells each from the others: its prompt set, and the model where these differ."""
 
 
-def labelled(studies: Sequence[FinishedStudy]) -> list[Labelled]:
-    """Return studies with their names; equal ones are numbered in the order of the studies."""
+def labelled(studies: Sequence[FinishedStudy]) -> Labelled:
+    """Return studies by their names; equal ones are numbered in the order of the studies."""
     titles = {study.about.title for study in studies}
     names = [
         study.about.prompts if len(titles) == 1 else f"{study.about.prompts}, {study.about.title}" for study in studies
     ]
     numbers = ["" if names.count(name) == 1 else f" ({names[: at + 1].count(name)})" for at, name in enumerate(names)]
-    return [Labelled(f"{name}{number}", study) for name, number, study in zip(names, numbers, studies, strict=True)]
+    return {f"{name}{number}": study for name, number, study in zip(names, numbers, studies, strict=True)}
 
 
-def settings(studies: Sequence[Labelled]) -> str:
+def settings(studies: Labelled) -> str:
     """Return the titles of the studies, each once, for figures."""
-    return "; ".join(dict.fromkeys(each.study.about.title for each in studies))
+    return "; ".join(dict.fromkeys(study.about.title for study in studies.values()))
 
 
-def caveats(studies: Sequence[Labelled]) -> list[str]:
+def caveats(studies: Labelled) -> list[str]:
     """Return what limits the conclusions; a sentence that holds for several studies names all of them."""
     said: dict[str, list[str]] = {}
-    for each in studies:
-        about = each.study.about
-        for text in about.caveats(each.study.tables["skipped"]):
-            said.setdefault(text.replace(f"prompts of {about.prompts}", "prompts of {}"), []).append(each.label)
+    for label, study in studies.items():
+        for text in study.about.caveats(study.tables["skipped"]):
+            said.setdefault(text.replace(f"prompts of {study.about.prompts}", "prompts of {}"), []).append(label)
     lists = [(text, ", ".join(labels)) for text, labels in said.items()]
     return [text.replace("{}", names) if "{}" in text else f"{names}: {text}" for text, names in lists]
 
@@ -64,15 +58,14 @@ def panels(
     legend: tuple[int, int],
     axis_labels: tuple[str, str],
 ) -> Figure:
-    """Return a figure with a panel for each study side by side, in lines of two, whose axes are equal.
+    """Return a figure with a panel for each of several studies, in lines of two, whose axes are equal.
 
     draw: by label, what draws a panel; height: inches of a line of panels; legend: lines and columns of the one legend
     of all panels, which stands above them; axis_labels: below and beside.
     """
-    columns = 1 if len(draw) == 1 else 2
-    lines, above = -(-len(draw) // columns), 0.26 * legend[0]
+    lines, above = -(-len(draw) // 2), 0.26 * legend[0]
     figure, axes = style.new_panels(
-        title, caption, 1.6 + above + height * lines, lines + 1, columns, sharex=True, sharey=True,
+        title, caption, 1.6 + above + height * lines, lines + 1, 2, sharex=True, sharey=True,
         height_ratios=[above, *[height] * lines],
     )  # fmt: skip
     for each in axes[0]:
@@ -81,17 +74,16 @@ def panels(
     for each in (top, *axes[1:].flat[len(draw) :]):
         each.set_axis_off()
     used = list(axes[1:].flat[: len(draw)])
-    for panel in used[-columns:]:
+    for panel in used[-2:]:
         panel.tick_params(labelbottom=True)
+        panel.set_xlabel(axis_labels[0])
+    for panel in used[::2]:
+        panel.set_ylabel(axis_labels[1])
     handles: dict[str, Artist] = {}
     for panel, (label, drawn) in zip(used, draw.items(), strict=True):
         drawn(panel)
         panel.set_title(style.wrapped(label, 36), fontsize=11)
         handles |= dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
-    for panel in used[-columns:]:
-        panel.set_xlabel(axis_labels[0])
-    for panel in used[::columns]:
-        panel.set_ylabel(axis_labels[1])
     shown = top.legend(
         handles.values(), handles.keys(), loc="lower left", bbox_to_anchor=(-0.06, 0.0), ncols=legend[1], fontsize=10
     )
@@ -99,15 +91,15 @@ def panels(
     return figure
 
 
-def topk_sets(studies: Sequence[Labelled]) -> list[Section]:
+def topk_sets(studies: Labelled) -> list[Section]:
     """Return one section: which strategy yields most on each set, and how many rows that takes."""
     answer, chances, tables, drawn = [], [], [], {}
-    for each in studies:
-        about = each.study.about
-        cells = tokens_per_call(each.study.tables["topk"], ["drafter", "k", "w"], about.replicates, about.seed)
+    for label, study in studies.items():
+        about = study.about
+        cells = tokens_per_call(study.tables["topk"], ["drafter", "k", "w"], about.replicates, about.seed)
         best = best_of(cells)
         names = strategy_names(best)
-        answer.append(f"{each.label}: {names[best['tokens'].round(3).idxmax()]}")
+        answer.append(f"{label}: {names[best['tokens'].round(3).idxmax()]}")
         ones = []
         for (name, w), part in cells.groupby(["drafter", "w"]):
             first, last = part.iloc[0], part.iloc[-1]
@@ -115,10 +107,10 @@ def topk_sets(studies: Sequence[Labelled]) -> list[Section]:
             # At w = 1, tokens per call less one are the chance that a row begins with the target's next token.
             if w == 1 and len(part) > 1 and first["k"] == 1:
                 chances.append(
-                    f"{each.label}, {name} {first['tokens'] - 1:.0%} and {last['tokens'] - 1:.0%} (k = {last['k']})"
+                    f"{label}, {name} {first['tokens'] - 1:.0%} and {last['tokens'] - 1:.0%} (k = {last['k']})"
                 )
         shown = {
-            "prompt set": each.label,
+            "prompt set": label,
             "strategy": names,
             "best k": best["k"],
             "tokens per call": printed(best, "tokens", ".3f"),
@@ -126,7 +118,7 @@ def topk_sets(studies: Sequence[Labelled]) -> list[Section]:
             f"{ENOUGH:.0%} by k": ["–" if pd.isna(k) else f"{k:.0f}" for k in best["enough"]],
         }
         tables.append(pd.DataFrame(shown))
-        drawn[each.label] = partial(draw, cells=cells)
+        drawn[label] = partial(draw, cells=cells)
     text = [f"The strategy with most tokens per call at its best k, by prompt set: {'; '.join(answer)}."]
     if chances:
         text.append(
@@ -154,27 +146,26 @@ _CONTRIBUTION = {"prompt set": "label", "tokens per call": "call", "strategy": "
                  "accepted length when it wins": "length:.2f"}  # fmt: skip
 
 
-def ablation_sets(studies: Sequence[Labelled]) -> list[Section]:
+def ablation_sets(studies: Labelled) -> list[Section]:
     """Return one section: each strategy's share of rows, accepted rows and accepted tokens on each set, and the lengths
     that it has accepted.
     """
     rows, shared = [], []
     shares: dict[str, dict[str, list[Interval]]] = {}
     lengths: dict[str, dict[str, pd.DataFrame]] = {}
-    for each in studies:
-        about, tables = each.study.about, each.study.tables
-        replay, histograms = tables["replay"], tables["histograms"]
+    for label, study in studies.items():
+        about, replay, histograms = study.about, study.tables["replay"], study.tables["histograms"]
         names = strategies(histograms)
         tokens = tokens_per_call(replay, ["k", "w"], about.replicates, about.seed).iloc[0]
         parts = contributions(histograms, replay, names, about.replicates, about.seed) if names else pd.DataFrame()
         lines = parts.to_dict("records")
         ordered = sorted(lines, key=lambda line: -line["tokens"] if line["tokens"] > 0 else 0.0)
         said = ", ".join(f"{line['strategy']} {max(0.0, line['tokens']):.0%}" for line in ordered)
-        shared.append(f"{each.label}: {said or 'nothing was proposed'}")
-        shares[each.label] = {line["strategy"]: [interval(line, key) for key in _SHARES] for line in lines}
-        lengths[each.label] = {name: distribution(histograms, replay, "accepted", name, about) for name in names}
+        shared.append(f"{label}: {said or 'nothing was proposed'}")
+        shares[label] = {line["strategy"]: [interval(line, key) for key in _SHARES] for line in lines}
+        lengths[label] = {name: distribution(histograms, replay, "accepted", name, about) for name in names}
         if names:
-            called = parts.assign(label=each.label, call=f"{interval(tokens, 'tokens'):.2f}")
+            called = parts.assign(label=label, call=f"{interval(tokens, 'tokens'):.2f}")
             rows.append(listed(called, _CONTRIBUTION))
     strategies_of_all = list(dict.fromkeys(name for each in shares.values() for name in each))
     none = [Interval(0.0)] * len(_SHARES)
@@ -213,8 +204,11 @@ BEST = "(k*, w*)"
 
 
 @dataclass(frozen=True)
-class Judged(Labelled):
+class Judged:
     """A study with its numbers and, where it decoded whole texts live, those of its whole runs."""
+
+    label: str
+    study: FinishedStudy
 
     @cached_property
     def numbers(self) -> ReplayedSpeedups:
@@ -252,19 +246,9 @@ class Judged(Labelled):
         return plus_minus(*self.speedup(shape)[:2])
 
 
-def grid_sets(studies: Sequence[Labelled]) -> list[Section]:
+def grid_sets(studies: Labelled) -> list[Section]:
     """Return two sections: the paper's table, and the maps of tokens per call."""
-    found = [Judged(each.label, each.study) for each in studies]
-    longest = {each.label: best(each.numbers, "tokens") for each in found}
-    listed = "; ".join(
-        f"{each.label} {longest[each.label]} with {interval(each.numbers.line(*longest[each.label]), 'tokens'):.2f}"
-        for each in found
-    )
-    text = f"The shape with most tokens per call, whatever it costs: {listed}."
-    return [_main_table(found), Section("The grids, by prompt set", (text,), figures=(("grid_sets", _maps(found)),))]
-
-
-def _main_table(found: Sequence[Judged]) -> Section:
+    found = [Judged(label, study) for label, study in studies.items()]
     answer = "; ".join(f"{each.label} {each.fastest} {each.said(each.fastest)}" for each in found)
     text = [f"The best shape of each, {BEST}, with its speedup over plain decoding: {answer}."]
     leads = [
@@ -305,15 +289,20 @@ def _main_table(found: Sequence[Judged]) -> Section:
         ("Model by prompt set: the best shape and (10, 10)", pd.DataFrame(models).fillna("–")),
         ("The same, a line for each shape", pd.DataFrame(lines)),
     )
+    drawn = _speedup_bars(found, settings(studies)), _maps(found, settings(studies))
     title = f"The best {BEST} and (10, 10), model by prompt set"
-    return Section(title, (*text, *caveats(found)), tables, (("sets", _speedup_bars(found)),))
+    main = Section(title, (*text, *caveats(studies)), tables, (("sets", drawn[0]),))
+    longest = [(each, best(each.numbers, "tokens")) for each in found]
+    most = [f"{each.label} {shape} with {interval(each.numbers.line(*shape), 'tokens'):.2f}" for each, shape in longest]
+    words = f"The shape with most tokens per call, whatever it costs: {'; '.join(most)}."
+    return [main, Section("The grids, by prompt set", (words,), figures=(("grid_sets", drawn[1]),))]
 
 
 @style.in_style
-def _speedup_bars(found: Sequence[Judged]) -> Figure:
+def _speedup_bars(found: Sequence[Judged], titles: str) -> Figure:
     """Draw the speedup of the best and of the usual shape, with the deviation of the runs, by prompt set."""
     figure, axes = style.new_figure(
-        f"Speedup of the best shape and of {USUAL}, by prompt set\n{settings(found)}",
+        f"Speedup of the best shape and of {USUAL}, by prompt set\n{titles}",
         "Bars: mean; whiskers: standard deviation of the runs. Over the bars: tokens per call. Dotted: plain decoding.",
     )
     groups: dict[str, list[Interval]] = {kind: [] for kind in (BEST, f"{USUAL}")}
@@ -336,13 +325,13 @@ def _speedup_bars(found: Sequence[Judged]) -> Figure:
 
 
 @style.in_style
-def _maps(found: Sequence[Judged]) -> Figure:
+def _maps(found: Sequence[Judged], titles: str) -> Figure:
     """Draw tokens per call and speedup over k and w, a line of two maps for each study, each kind in one scale."""
     caption = (
         f"Left: tokens per call, by replay; right: predicted speedup. One scale for each. Frame: the best of the map; "
         f"dashed: the usual {USUAL}."
     )
-    title = f"Tokens per call and speedup, by prompt set\n{settings(found)}"
+    title = f"Tokens per call and speedup, by prompt set\n{titles}"
     figure, axes = style.new_panels(title, caption, 1.7 + 2.3 * len(found), len(found), 2)
     for column, (name, what) in enumerate((("tokens", "tokens per call"), ("speedup", "speedup"))):
         grids = [each.numbers.cells.pivot(index="k", columns="w", values=name) for each in found]
@@ -359,7 +348,7 @@ def _maps(found: Sequence[Judged]) -> Figure:
     return figure
 
 
-BESIDE: dict[str, Callable[[Sequence[Labelled]], list[Section]]] = {
+BESIDE: dict[str, Callable[[Labelled], list[Section]]] = {
     "topk": topk_sets,
     "ablation": ablation_sets,
     "grid": grid_sets,

@@ -116,31 +116,27 @@ def _figures(
     swept: pd.DataFrame, alphas: pd.DataFrame, gamma: int, counts: str, about: About
 ) -> dict[str, tuple[tuple[str, Figure]]]:
     """Draw alpha, speedup and loss over lenience, strict on the left."""
-    forms = {name: (swept[swept["form"] == form], look) for form, (name, look, _) in _FORMS.items()}
-    forms = {name: (lines, look) for name, (lines, look) in forms.items() if len(lines)}
-    measured = {name: over(lines, "lenience", "speedup", look) for name, (lines, look) in forms.items()}
-    predicted = {
-        f"{name}, capped geometric": over(
-            lines[["lenience", "formula"]], "lenience", "formula", look._replace(marker="", dash=":")
-        )
-        for name, (lines, look) in forms.items()
+    speedups, losses, first = {}, {}, alphas[alphas["form"] == swept["form"].iloc[0]]
+    for form, lines in swept.groupby("form", sort=False):
+        name, look, _ = _FORMS[str(form)]
+        formula, dotted = lines[["lenience", "formula"]], look._replace(marker="", dash=":")
+        speedups[name] = over(lines, "lenience", "speedup", look)
+        speedups[f"{name}, capped geometric"] = over(formula, "lenience", "formula", dotted)
+        losses[name] = over(lines, "lenience", "tv", look)
+    by_drafter = {  # of sampled text, as in the paper's table
+        str(name): over(part, "lenience", "alpha", style.look(place))
+        for place, (name, part) in enumerate(first.groupby("drafter", sort=False))
     }
-    drawn = alphas[alphas["form"] == swept["form"].iloc[0]]  # sampled text, as in the paper's table
     figures = {
-        "alpha": (f"Alpha over lenience, {swept['text'].iloc[0]}", "α", {
-            str(name): over(part, "lenience", "alpha", style.look(place))
-            for place, (name, part) in enumerate(drawn.groupby("drafter", sort=False))
-        }),
+        "alpha": (f"Alpha over lenience, {swept['text'].iloc[0]}", "α", by_drafter),
         "speedup": (f"Speedup over lenience, chains of {gamma}, and by Theorem 3.8", "speedup over plain decoding",
-                    measured | predicted),
-        "loss": ("What lenience costs the text, beside the target's law", "total variation of a token's law", {
-            name: over(lines, "lenience", "tv", look) for name, (lines, look) in forms.items()
-        }),
+                    speedups),
+        "loss": ("What lenience costs the text, beside the target's law", "total variation of a token's law", losses),
     }  # fmt: skip
     pictured = {}
-    for name, (title, ylabel, lines) in figures.items():
+    for name, (title, ylabel, drawn) in figures.items():
         figure = pictures.chart(
-            Panel(ylabel, lines, (1.0, "no drafts") if name == "speedup" else None, zero=True),
+            Panel(ylabel, drawn, (1.0, "no drafts") if name == "speedup" else None, zero=True),
             title=f"{title}\n{about.title}",
             caption=f"{counts}; bars: 95% prompt-bootstrap intervals. Right is more lenient.",
             xlabel="lenience l (1 is speculative sampling)",

@@ -54,18 +54,24 @@ def findings(tables: Tables, about: About) -> Findings:
         _bound_section(times, grown[first], product_lines(intensity, middle), middle, ridge, tiles, about),
         _context_section(times, cells, contexts),
     )
-    metrics, curves = _metrics("transition/", mine, grown[first], middle, ridge), {}
+    metrics, curves = {"ridge.roofline": np.nan if ridge is None else ridge}, {}
     ratios = rows_over_packed(cells)
     for context in contexts:
-        metrics[f"transition/rows_over_packed.10x10.{context}"] = _cell(ratios, USUAL, context, "ratio")
-    for name, by_context in grown.items():
-        stem = "" if name == first else f"{name}."
-        if stem:
-            metrics |= _metrics(f"transition/{stem}", cells[name], by_context, middle, None)
+        metrics[f"rows_over_packed.10x10.{context}"] = _cell(ratios, USUAL, context, "ratio")
+    for name, by_context in grown.items():  # what names no context is that of the middle one
+        stem, at = "" if name == first else f"{name}.", by_context[middle]
+        metrics |= {f"{stem}ridge": at.knee() or np.nan, f"{stem}context": middle}
+        for end, each in [("", at), *((f".{context}", each) for context, each in by_context.items())]:
+            metrics[f"{stem}tokens_within_10pct{end}"] = each.within(1.1)
+            metrics[f"{stem}tokens_within_50pct{end}"] = each.within(1.5)
         for context, each in by_context.items():
+            usual = _cell(cells[name], USUAL, context)
+            metrics[f"{stem}t11_ms.{context}"] = 1e3 * _cell(cells[name], UNIT, context, "seconds")
+            metrics[f"{stem}slowdown.10x10.{context}"] = usual
+            metrics[f"{stem}over_step.10x10.{context}"] = usual / _cell(cells[name], PLAIN, context)
             points = dict(zip(each.tokens.tolist(), each.slowdown.tolist(), strict=True))
             curves[f"curve/slowdown/{stem}{context}"] = points
-    return Findings(sections, finite(metrics), curves)
+    return Findings(sections, {f"transition/{key}": value for key, value in finite(metrics).items()}, curves)
 
 
 def slowdowns(times: pd.DataFrame) -> pd.DataFrame:
@@ -200,20 +206,6 @@ def product_lines(intensity: pd.DataFrame, context: int) -> pd.DataFrame:
         names.append(str(name))
     named = [lines.assign(products=", ".join(names)) for names, lines in groups.values()]
     return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
-
-
-def _metrics(
-    stem: str, cells: pd.DataFrame, grown: Mapping[int, Growth], middle: int, ridge: float | None
-) -> dict[str, float]:
-    """Return the metrics of one evaluation; single ones are those of the middle context, the others end in theirs."""
-    values = {"ridge": grown[middle].knee(), "ridge.roofline": ridge, "context": middle}
-    for end, each in [("", grown[middle]), *((f".{context}", each) for context, each in grown.items())]:
-        values |= {f"tokens_within_10pct{end}": each.within(1.1), f"tokens_within_50pct{end}": each.within(1.5)}
-    for context in grown:
-        values[f"t11_ms.{context}"] = 1e3 * _cell(cells, UNIT, context, "seconds")
-        values[f"slowdown.10x10.{context}"] = usual = _cell(cells, USUAL, context)
-        values[f"over_step.10x10.{context}"] = usual / _cell(cells, PLAIN, context)
-    return {f"{stem}{name}": np.nan if value is None else value for name, value in values.items()}
 
 
 def rows_over_packed(cells: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

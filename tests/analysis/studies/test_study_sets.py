@@ -67,9 +67,9 @@ def test_the_table_of_the_paper():
 
 def test_names_tell_studies_apart():
     same = [topk("a", 1), topk("a", 2), topk("b", 1)]
-    assert [each.label for each in labelled(same)] == ["a (1)", "a (2)", "b"]
+    assert list(labelled(same)) == ["a (1)", "a (2)", "b"]
     other = FinishedStudy("topk", same[0].tables, about("a", "another model"), "")
-    assert labelled([same[0], other])[1].label == "a, another model"
+    assert list(labelled([same[0], other]))[1] == "a, another model"
 
 
 def keep(study, folder):
