@@ -50,20 +50,14 @@ def test_replayed_rounds_are_the_live_ones(study, tiny_target, evaluation):
     assert host.loc[host["w"] == 0, "nodes"].eq(0).all() and host["overhead_s"].gt(0).all()
 
 
-NAMES = ("s", "s/turn2")
-
-
-def recording(folder):
-    """Two turns of one conversation."""
-    texts = [[1, 2, 3, 4] * 10, [5, 6, 7, 5, 6, 8] * 6]
-    write_streams(folder / "s.jsonl", [Stream(NAMES[i], "c", tuple(t[:5]), tuple(t[5:])) for i, t in enumerate(texts)])
-    target = ("drafter=ngram", "structure=rows", "target=replay", f"target.path={folder / 's.jsonl'}")
-    return *target, "prompts=recorded", "measurement.max_new_tokens=30"
-
-
 def test_a_recording_has_simulated_times_and_no_live_run(study, tmp_path):
-    found, tables = study("ngrammys_grid", *recording(tmp_path), *SMALL)
-    assert set(tables["replay"]["stream"]) == set(NAMES) and set(tables["replay"]["prompt"]) == {"s"}
+    """Two turns of one conversation."""
+    texts = {"s": (1, 2, 3, 4) * 10, "s/turn2": (5, 6, 7, 5, 6, 8) * 6}
+    write_streams(tmp_path / "s.jsonl", [Stream(name, "c", text[:5], text[5:]) for name, text in texts.items()])
+    target = ("drafter=ngram", "structure=rows", "target=replay", f"target.path={tmp_path / 's.jsonl'}")
+    recorded = (*target, "prompts=recorded", "measurement.max_new_tokens=30")
+    found, tables = study("ngrammys_grid", *recorded, *SMALL)
+    assert set(tables["replay"]["stream"]) == set(texts) and set(tables["replay"]["prompt"]) == {"s"}
     # Each of 30 tokens behind a prompt of 5 is chosen with one token fewer in the cache than stands before it.
     assert (tables["replay"]["context"] == sum(range(5, 35)) / 30).all()
     assert tables["live"].empty and tables["whole"].empty and not [name for name in found.metrics if "live" in name]

@@ -72,17 +72,19 @@ def as_fastchat_reads(folder: Path) -> dict[str, dict[int, dict]]:
     return found
 
 
-def greedy_text(folder: Path, prompt: str) -> str:
+def test_the_files_are_what_the_judge_reads(on_model, decoded, tmp_path, model):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    written = plain_greedy(network, tokenizer(prompt, add_special_tokens=False)["input_ids"], TOKENS)
-    return tokenizer.decode(written, skip_special_tokens=True).strip()
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
 
+    def read(tokens):
+        return tokenizer.decode(list(tokens), skip_special_tokens=True)
 
-def test_the_files_are_what_the_judge_reads(on_model, decoded, tmp_path, model):
-    found, tables = on_model()
+    def greedy_text(prompt):
+        return read(plain_greedy(network, tokenizer(prompt, add_special_tokens=False)["input_ids"], TOKENS)).strip()
+
+    found, _ = on_model()
     folder = tmp_path / "out/data/mt_bench"
     asked = [json.loads(line) for line in (folder / "question.jsonl").read_text(encoding="ascii").splitlines()]
     assert asked == QUESTIONS[:4]  # the last one is too long for the model, and no answer to it is demanded
@@ -101,26 +103,20 @@ def test_the_files_are_what_the_judge_reads(on_model, decoded, tmp_path, model):
     ids = [answer["answer_id"] for by_question in answers.values() for answer in by_question.values()]
     assert len(set(ids)) == 8
     # At temperature 0 both write the model's own greedy text, whose second turn reads the first.
-    first = greedy_text(model, "<u>Sort a list.<a>")
-    second = greedy_text(model, f"<u>Sort a list.<a>{first}<u>Now sort it twice.<a>")
+    first = greedy_text("<u>Sort a list.<a>")
+    second = greedy_text(f"<u>Sort a list.<a>{first}<u>Now sort it twice.<a>")
     for by_question in answers.values():
         assert by_question[12]["choices"][0]["turns"] == [first, second]
     # Elsewhere texts are sampled and part: the second turn repeats the answer of the method that is asked.
     drafted, plain = (by_question[3]["choices"][0]["turns"] for by_question in answers.values())
     assert drafted[0] != plain[0]
-    prompts = {side: [read(model, prompt) for prompt, _ in pairs] for side, pairs in decoded.items()}
+    prompts = {side: [read(prompt) for prompt, _ in pairs] for side, pairs in decoded.items()}
     for side, turns in ((True, drafted), (False, plain)):
         assert f"<u>Write a line.<a>{turns[0]}<u>And a second line.<a>" in prompts[side]
     words = " ".join(found.sections[0].text)
     assert "4 questions of mt_bench (6 turns) answered by ngram under typical" in words
     assert "--model-list some-model-v1.5-ngram-typical some-model-v1.5-plain" in words
     assert "2 turns did not fit" in words and "too_long: 1 writing" in words and "no chat template" not in words
-
-
-def read(folder: Path, tokens: tuple[int, ...]) -> str:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder).decode(list(tokens), skip_special_tokens=True)
 
 
 @pytest.mark.slow
