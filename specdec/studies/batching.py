@@ -42,8 +42,6 @@ from specdec.timing.machine import measure_machine
 
 PLAIN = ("", 0)  # the arm without drafts
 PLAIN_RUNS = 2  # in a repeat: all arms are compared with plain decoding, so that its noise is in all of them
-
-
 Arm = tuple[str, int]  # a drafter and its gamma
 
 
