@@ -118,6 +118,10 @@ class Interval:
         """Return the value and its bounds under the names that `from_metrics` reads."""
         return {f"{name}{end}": value for end, value in zip(ENDS, (self.estimate, self.low, self.high), strict=True)}
 
+    def as_columns(self, name: str) -> dict[str, float]:
+        """Return the value and its bounds as the columns `name`, `name_low` and `name_high` of a table."""
+        return {name: self.estimate, f"{name}_low": self.low, f"{name}_high": self.high}
+
     @property
     def known(self) -> bool:
         """True where both bounds are finite."""
@@ -127,11 +131,6 @@ class Interval:
     def side(self) -> int:
         """1 where the whole interval lies above 0, -1 where it lies below, 0 where neither can be told."""
         return int(self.low > 0) - int(self.high < 0)
-
-    @property
-    def bounds(self) -> dict[str, float]:
-        """The bounds as the columns `ci_low` and `ci_high` of a table."""
-        return {"ci_low": self.low, "ci_high": self.high}
 
     def contains(self, value: float, slack: float = 1e-9) -> bool | None:
         """Return True if the interval contains `value`, up to rounding by `slack`; None where there is no interval."""

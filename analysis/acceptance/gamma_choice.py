@@ -21,7 +21,8 @@ def gamma_choice(run: Run) -> Section:
     """
     measured, texts = run.points("speedup"), drafted(run.arms().texts)
     lines = {name: values for name, values in run.lines("speedup").items() if name in NAMES}
-    table = measured.set_index("gamma")[["value", "ci_low", "ci_high"]].rename(columns={"value": "measured"})
+    columns = {"value": "measured", "value_low": "ci_low", "value_high": "ci_high"}
+    table = measured.set_index("gamma")[list(columns)].rename(columns=columns)
     for name, values in lines.items():
         table[NAMES[name]] = pd.Series(values, dtype=float)
     caption = "Speedup by gamma: measured with 95% prompt-bootstrap intervals, and foretold"

@@ -15,9 +15,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from specdec.config import BASELINE, PLAIN
 from specdec.theory.capped_geometric import accepted_pmf, tokens_per_round
 
-from ..arms import WORK, Arm, Arms
+from ..arms import WORK, Arms
 from ..comparisons import intervals
-from ..intervals import SHARE, Columns, Interval, bootstrap
+from ..intervals import SHARE, Columns, bootstrap
 from ..rounds import counts_by_prompt
 from ..sections import counted
 from . import pictures, style
@@ -60,13 +60,11 @@ LINES = {  # name of a model: what it is called, colour, dash, marker
 
 @dataclass(frozen=True)
 class Basis:
-    """Sizes behind the numbers of a figure, for its caption: 0 prompts, 0 rounds, and an alpha (with which the capped
-    geometric was computed) of None or NaN are not stated.
-    """
+    """Sizes behind the numbers of a figure, for its caption."""
 
-    prompts: int = 0
-    rounds: int = 0
-    alpha: float | None = None
+    prompts: int
+    rounds: int  # 0 is not stated
+    alpha: float | None  # with which the capped geometric was computed; None or NaN is not stated
 
     def caption(self, has_interval: bool) -> str:
         """Return one sentence; `has_interval` says whether any point has bounds."""
@@ -80,7 +78,6 @@ class Basis:
         return "; ".join(note for note in notes if note) + "."
 
 
-_UNSTATED = Basis()
 _PAIRED = (  # the panel below a curve
     " Error: what the capped geometric says over what was measured, less 1; both are resampled together, so that its "
     "interval may leave out 0 where one above reaches the line."
@@ -95,7 +92,7 @@ def curve(
     *,
     title: str,
     ylabel: str = "tokens per round",
-    basis: Basis = _UNSTATED,
+    basis: Basis,
     primary_gamma: int | None = None,
 ) -> Figure:
     """Draw tokens per round or speedup over gamma: each model a line, the measurement points with intervals. Where
@@ -103,14 +100,14 @@ def curve(
     cost, and which is acceptance.
 
     Args:
-        measured: columns gamma, value, ci_low, ci_high; NaN bounds draw no interval. With error, error_low and
-            error_high a panel below shows how far the capped geometric is off, with paired intervals.
+        measured: columns gamma, value, value_low, value_high; NaN bounds draw no interval. With error, error_low
+            and error_high a panel below shows how far the capped geometric is off, with paired intervals.
         lines: by model, value by gamma; empty ones are left out.
         primary_gamma: its point is larger.
     """
-    known = measured[["ci_low", "ci_high"]].notna().all(axis=1).any()
+    known = measured[["value_low", "value_high"]].notna().all(axis=1).any()
     highest = max([*measured["value"], *(value for values in lines.values() for value in values.values())], default=1.0)
-    cut = int((measured["ci_high"] > _TALLEST * highest).sum())
+    cut = int((measured["value_high"] > _TALLEST * highest).sum())
     remark = f" {counted(cut, 'interval')} reach{'es' * (cut == 1)} above the top." if cut else ""
     caption, height = basis.caption(bool(known)) + remark, style.HEIGHT + 0.4
     paired = bool(lines.get("capped_geometric")) and "error" in measured and bool(measured["error_low"].notna().any())
@@ -149,7 +146,7 @@ def curve(
             (costs, seen, style.YELLOW, "acceptance, and the loop"),
         ):
             axes.fill_between(gammas, first, second, color=colour, alpha=0.3, linewidth=0, zorder=0.5, label=label)
-    shown = _intervals(table, "value")
+    shown = intervals(table, "value")
     axes.errorbar(table["gamma"], table["value"], yerr=pictures.whiskers(shown), fmt="o", color=style.BLACK,
                   label="measured", zorder=5)  # fmt: skip
     primary = table[table["gamma"] == primary_gamma]
@@ -164,11 +161,6 @@ def curve(
     axes.set_ylim(min(low, 0.9), 1.3 * highest if cut else high + 0.04 * (high - low))
     style.legend_above(axes, 3)
     return figure
-
-
-def _intervals(table: pd.DataFrame, name: str) -> list[Interval]:
-    columns = table[[name, "ci_low", "ci_high"]].astype(float)
-    return [Interval(*line) for line in columns.itertuples(index=False)]
 
 
 def curve_in_words(
@@ -190,11 +182,11 @@ def curve_in_words(
         f"the largest gap is {worst['gap']:+.1%} at gamma {worst['gamma']:g} "
         f"({worst['value']:.3f} measured, {worst['theory']:.3f} expected)"
     )
-    tested = table[table[["ci_low", "ci_high"]].notna().all(axis=1)]
+    tested = table[table[["value_low", "value_high"]].notna().all(axis=1)]
     if tested.empty:
         return f"Without intervals no difference can be called real; {size}."
-    slack = 1e-9 * tested["theory"].abs()  # an interval without width still holds what equals it
-    outside = tested[(tested["theory"] < tested["ci_low"] - slack) | (tested["theory"] > tested["ci_high"] + slack)]
+    pairs = zip(intervals(tested, "value"), tested["theory"], strict=True)
+    outside = tested[[not value.contains(theory) for value, theory in pairs]]
     if outside.empty:
         return (
             f"At each of {len(tested)} gammas the {label} model lies within the interval of the measured "
@@ -210,8 +202,8 @@ def curve_in_words(
 
 
 def accepted_length_table(rounds: pd.DataFrame, alpha: float) -> pd.DataFrame:
-    """Return shares of rounds by accepted tokens (index), beside the capped-geometric law at `alpha`: rounds, share,
-    ci_low, ci_high (prompt bootstrap), expected.
+    """Return shares of rounds by accepted tokens (index), beside the capped-geometric law at `alpha`: share,
+    share_low, share_high (prompt bootstrap), rounds, expected.
 
     Rounds without a proposal, and rounds cut while tokens were still being accepted, are left out; rounds that offered
     fewer tokens have their own law. ValueError if the rounds are of several gammas, or none is left.
@@ -231,19 +223,14 @@ def accepted_length_table(rounds: pd.DataFrame, alpha: float) -> pd.DataFrame:
         total = np.sum(list(sums.values()), axis=0)
         return {k: count / total for k, count in sums.items()}
 
-    table = counts.rename(columns=str).astype(float)
-    intervals = bootstrap(table, shares, replicates=2000, ranges=dict.fromkeys(table, SHARE)).values()
+    named = counts.rename(columns=str).astype(float)
+    drawn = bootstrap(named, shares, replicates=2000, ranges=dict.fromkeys(named, SHARE)).values()
     expected = np.zeros(len(lengths))
     for offered, number in kept["offered"].value_counts().items():
         expected[: int(offered) + 1] += number / len(kept) * accepted_pmf(alpha, int(offered))
-    return pd.DataFrame(
-        {
-            "rounds": counts.sum().to_numpy(),
-            **pd.DataFrame([{"share": share.estimate, **share.bounds} for share in intervals]).to_dict("list"),
-            "expected": expected,
-        },
-        index=pd.RangeIndex(len(lengths), name="accepted"),
-    )
+    accepted = pd.RangeIndex(len(lengths), name="accepted")
+    table = pd.DataFrame([share.as_columns("share") for share in drawn], index=accepted)
+    return table.assign(rounds=counts.sum().to_numpy(), expected=expected)
 
 
 @style.in_style
@@ -257,7 +244,8 @@ def accepted_lengths(rounds: pd.DataFrame, alpha: float | None = None, *, title:
     table = accepted_length_table(rounds, chance)
     silent = int((rounds["offered"] == 0).sum())
     used, prompts = int(table["rounds"].sum()), rounds["prompt"].nunique()
-    has_interval = bool(table["ci_low"].notna().any())
+    shares = intervals(table, "share")
+    has_interval = any(share.known for share in shares)
     caption = (
         f"{counted(used, 'round')} of {counted(prompts, 'prompt')}; "
         + ("bars with 95% prompt-bootstrap intervals" if has_interval else "no intervals")
@@ -267,11 +255,10 @@ def accepted_lengths(rounds: pd.DataFrame, alpha: float | None = None, *, title:
     none, law = (float(table[name].iloc[0]) for name in ("share", "expected"))
     seen = f"{none:.0%} of rounds accept nothing; one α for all tokens says {law:.0%}"
     figure, axes = style.new_figure(f"{seen}\n{title}", caption)
-    intervals = _intervals(table, "share")
     axes.bar(table.index, table["share"], width=0.72, color=style.SKY, edgecolor=style.BLACK, linewidth=0.8,
-             yerr=pictures.whiskers(intervals) if has_interval else None, error_kw={"elinewidth": 1.5},
+             yerr=pictures.whiskers(shares) if has_interval else None, error_kw={"elinewidth": 1.5},
              label="measured")  # fmt: skip
-    for bar, length, share, law_there in zip(axes.patches, table.index, intervals, table["expected"], strict=True):
+    for bar, length, share, law_there in zip(axes.patches, table.index, shares, table["expected"], strict=True):
         style.tip(bar, f"{length} accepted: {share:.1%} of rounds, {law_there:.1%} by the law")
     axes.plot(table.index, table["expected"], color=style.ORANGE, marker="D", linestyle="--", linewidth=1.2,
               label="capped-geometric law")  # fmt: skip
@@ -292,48 +279,39 @@ VERBS = {  # column of the rounds table: name, colour, hatch, colour of the figu
 }
 
 
-def time_split_table(arms: Mapping[Arm, pd.DataFrame], t1_s: float) -> pd.DataFrame:
-    """Return the mean time of a round by verb, in units of t(1), indexed by (method, gamma); `rest` is of no verb.
-    ValueError if t(1), the seconds of the target's call on one token, is not positive.
-    """
-    if not t1_s > 0:
-        raise ValueError(f"t(1) must be positive, got {t1_s!r} seconds")
-    verbs = list(VERBS)[:-1]
-    means = {key: arm[[*verbs, "round_s"]].mean() for key, arm in arms.items()}
-    table = pd.DataFrame(means).T.rename_axis(["method", "gamma"]) / t1_s
-    table["rest_s"] = (table["round_s"] - table[verbs].sum(axis=1)).clip(lower=0)
-    return table.drop(columns="round_s").rename(columns={column: VERBS[column][0] for column in VERBS})
-
-
 @style.in_style
 def time_split(arms: Arms, *, title: str, primary_gamma: int | None = None) -> Figure:
-    """Draw a round's draft, verify, accept and commit over t(1), the baseline's mean `verify`: a bar for each gamma.
+    """Draw a round's draft, verify, accept and commit over t(1), the baseline's mean `verify`: a bar for each gamma;
+    `rest` is of no verb. ValueError if t(1) is not positive, as without a baseline.
 
     primary_gamma: the gamma that the title is about; None for the largest.
     """
     t1 = float(arms.plain()["verify_s"].mean())
-    table = time_split_table(arms, t1)
+    if not t1 > 0:
+        raise ValueError(f"t(1) must be positive, got {t1!r} seconds")
+    *verbs, rest = VERBS
+    table = pd.DataFrame({key: arm[[*verbs, "round_s"]].mean() for key, arm in arms.items()}).T / t1
+    table[rest] = (table["round_s"] - table[verbs].sum(axis=1)).clip(lower=0)
     prompts, rounds = arms.texts["prompt"].nunique(), int(arms.texts["rounds"].sum())
-    order = sorted(table.index, key=lambda key: (key[0] != BASELINE, key[1]))  # no draft first
-    table = table.loc[order]
+    order = sorted(arms, key=lambda arm: (arm[0] != BASELINE, arm[1]))  # no draft first
+    table = table.loc[order, list(VERBS)]
     shown = next((key for key in order if key[1] == primary_gamma and key[0] not in PLAIN), order[-1])
     own = table.loc[shown]
     seen = (
-        f"At γ {shown[1]} verifying takes {own['verify'] / own.sum():.0%} of a round, drafting "
-        f"{own['draft'] / own.sum():.0%}"
+        f"At γ {shown[1]} verifying takes {own['verify_s'] / own.sum():.0%} of a round, drafting "
+        f"{own['draft_s'] / own.sum():.0%}"
     )
     caption = (
-        f"Mean over {counted(rounds, 'round')} of {counted(prompts, 'prompt')}, prefill apart; "
-        "no intervals. "
-        f"Unit: t(1) = {1e3 * t1:.3g} ms, one call of the target on one token (dotted line). "
-        "Beside a bar: the whole round, and the share outside draft and verify."
+        f"Mean over {counted(rounds, 'round')} of {counted(prompts, 'prompt')}, prefill apart; no intervals. Unit: "
+        f"t(1) = {1e3 * t1:.3g} ms, one call of the target on one token (dotted line). Beside a bar: the whole round, "
+        "and the share outside draft and verify."
     )
     figure, axes = style.new_figure(f"{seen}\n{title}", caption, height=2.6 + 0.42 * len(table))
     labels = [method if method in PLAIN else f"γ = {gamma}" for method, gamma in order]
     left = np.zeros(len(table))
     longest = float(table.sum(axis=1).max())
-    for name, colour, hatch, ink in VERBS.values():
-        widths = table[name].to_numpy()
+    for column, (name, colour, hatch, ink) in VERBS.items():
+        widths = table[column].to_numpy()
         parts = axes.barh(labels, widths, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.6,
                           label=name)  # fmt: skip
         for row, width in enumerate(widths):
@@ -343,7 +321,7 @@ def time_split(arms: Arms, *, title: str, primary_gamma: int | None = None) -> F
                 number = axes.text(middle, row, f"{width:.2f}", ha="center", va="center", color=ink, size=10)
                 number.set_bbox({"facecolor": colour, "edgecolor": "none", "pad": 0.8})  # over the hatching
         left = left + widths
-    aside = 1 - (table["draft"] + table["verify"]).to_numpy() / left
+    aside = 1 - (table["draft_s"] + table["verify_s"]).to_numpy() / left
     for row, (total, share) in enumerate(zip(left, aside, strict=True)):
         note = axes.text(total, row, f" {total:.2f} ({share:.1%})", ha="left", va="center", size=10)
         note.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # over the dotted line
@@ -390,29 +368,27 @@ def stretch(measured: Arms, primary_gamma: int, count: int = ROUNDS) -> Stretch:
 
     speedup = (per_token(plain) / per_token(arms[primary_gamma])).sort_values(kind="stable")
     prompt, repeat = speedup.index[(len(speedup) - 1) // 2]
-    ours = _placed(arms[primary_gamma], prompt, repeat)
+
+    def placed(rounds: pd.DataFrame) -> pd.DataFrame:
+        """Return the rounds of this text in order, with the place of the first token that each commits."""
+        mine = rounds[(rounds["prompt"] == prompt) & (rounds["repeat"] == repeat)].sort_values("round")
+        left = mine["tokens_left"].to_numpy()
+        return mine.assign(place=left[:1].sum() - left)
+
+    ours = placed(arms[primary_gamma])
     begin = max(0, min(len(ours) // 2, len(ours) - count))
     chosen = ours.iloc[begin : begin + count]
     first, tokens = int(chosen["place"].iloc[0]), int(chosen["committed"].sum())
     others = [gamma for gamma in (max(arms), min(arms)) if gamma != primary_gamma][:1]
-    rows = {"baseline": _along(_placed(plain, prompt, repeat), first, tokens)}
-    for gamma in sorted({primary_gamma, *others}, reverse=True):
-        rows[f"γ = {gamma}"] = _along(_placed(arms[gamma], prompt, repeat), first, tokens)
-    return Stretch(str(prompt), first, tokens, {name: each for name, each in rows.items() if len(each)})
-
-
-def _placed(rounds: pd.DataFrame, prompt: str, repeat: int) -> pd.DataFrame:
-    """Return the rounds of one text in order, with the place of the first token that each commits."""
-    mine = rounds[(rounds["prompt"] == prompt) & (rounds["repeat"] == repeat)].sort_values("round")
-    left = mine["tokens_left"].to_numpy()
-    return mine.assign(place=left[:1].sum() - left)
-
-
-def _along(rounds: pd.DataFrame, first: int, tokens: int) -> pd.DataFrame:
-    """Keep the rounds from place `first` on until `tokens` are committed."""
-    later = rounds[rounds["place"] >= first]
-    before = later["committed"].cumsum() - later["committed"]
-    return later[before < tokens]
+    gammas = sorted({primary_gamma, *others}, reverse=True)
+    rows: dict[str, pd.DataFrame] = {}
+    for name, rounds in (("baseline", plain), *((f"γ = {gamma}", arms[gamma]) for gamma in gammas)):
+        later = placed(rounds)
+        later = later[later["place"] >= first]
+        before = later["committed"].cumsum() - later["committed"]
+        if len(later):
+            rows[name] = later[before < tokens]
+    return Stretch(str(prompt), first, tokens, rows)
 
 
 @style.in_style

@@ -172,17 +172,14 @@ def _caption(words: str, here: Standing | None) -> str:
     return f"{words} Marked: this run, {place}."
 
 
-_DASHES: tuple[style.Dash, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-
-
 def _lines_over_costs(axes: Axes, value: Callable[[float, float], float], top: float, here: Standing | None) -> None:
     """Draw `value(alpha, c)` over alpha for each c, and in black for the run's own; nothing above `top` is drawn."""
 
     def shown(c: float) -> np.ndarray:
         return pictures.below_cut(np.array([value(alpha, c) for alpha in ALPHAS.tolist()], dtype=float), top)
 
-    for c, colour, dash in zip(COSTS, pictures.shades(len(COSTS)), _DASHES, strict=True):
-        axes.plot(ALPHAS, shown(c), color=colour, linestyle=dash, label=f"c = {c:g}")
+    for c, colour, look in zip(COSTS, pictures.shades(len(COSTS)), style.LOOKS, strict=True):
+        axes.plot(ALPHAS, shown(c), color=colour, linestyle=look.dash, label=f"c = {c:g}")
     if here is not None:
         axes.plot(ALPHAS, shown(here.c), color=style.BLACK, linewidth=3.2, label=f"c = {here.c:.3g}, its own")
 

@@ -184,8 +184,7 @@ def _curves(by_gamma: Mapping[int, tuple[Account, Mapping[str, Interval]]], gamm
         products = np.cumprod(list(account.factors.values()))  # omega, offered, texts, along, depth
         for line, place in zip(lines.values(), (0, 2, 3), strict=True):
             line[gamma] = float(products[place])
-        point = {"error": error.estimate, "error_low": error.low, "error_high": error.high}
-        points.append({"gamma": gamma, "value": measured.estimate, **measured.bounds, **point})
+        points.append({"gamma": gamma} | measured.as_columns("value") | error.as_columns("error"))
         rows.append(
             {
                 "gamma": f"{gamma}{'*' if gamma == gamma_shown else ''}",

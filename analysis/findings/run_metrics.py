@@ -120,10 +120,24 @@ def quality_metrics(rounds: pd.DataFrame, outputs: pd.DataFrame, gamma: int, rep
     arms = {"": [lines[lines["gamma"] == gamma] for lines in (drafted(rounds), drafted(outputs))]}
     for method in (BASELINE, ORIGINAL):
         arms[f"{method}_"] = [lines[lines["method"] == method] for lines in (rounds, outputs)]
-    table = pd.concat([_quality_sums(*arm).add_prefix(prefix) for prefix, arm in arms.items() if len(arm[0])], axis=1)
+    sums = {prefix: _quality_sums(*arm) for prefix, arm in arms.items() if len(arm[0])}
+    table = pd.concat([part.add_prefix(prefix) for prefix, part in sums.items()], axis=1)
     possible = np.isfinite(table.filter(like="log_likelihood").to_numpy()).all()  # ln 0: what the model cannot write
-    table = table.replace(-np.inf, 0.0)
-    metrics = _known("quality/", table, _quality_values, replicates, _QUALITY_RANGES)
+    ranges = {"decided_otherwise": SHARE, "log_likelihood.over_baseline": ANY}
+    for prefix in sums:
+        ranges |= {f"{prefix}tv": SHARE, f"{prefix}gsm8k_exact_match": SHARE}
+        ranges[f"{prefix}log_likelihood"] = Range(high=0.0)
+
+    def values(s: Columns) -> dict[str, np.ndarray]:
+        found = {"decided_otherwise": s["otherwise"] / s["decided"]}
+        for prefix in sums:
+            found[f"{prefix}log_likelihood"] = s[f"{prefix}log_likelihood"] / s[f"{prefix}tokens"]
+            found[f"{prefix}tv"] = s[f"{prefix}tv"] / s[f"{prefix}tv_tokens"]
+            found[f"{prefix}gsm8k_exact_match"] = s[f"{prefix}correct"] / s[f"{prefix}judged"]
+        found["log_likelihood.over_baseline"] = found["log_likelihood"] - found["baseline_log_likelihood"]
+        return found
+
+    metrics = _known("quality/", table.replace(-np.inf, 0.0), values, replicates, ranges)
     return {name: value for name, value in metrics.items() if possible or "log_likelihood" not in name}
 
 
@@ -140,35 +154,10 @@ def _quality_sums(rounds: pd.DataFrame, outputs: pd.DataFrame) -> pd.DataFrame:
             "decided": decided * (decided == (rounds["offered"] > 0)).all(),
         }
     )
-    of_outputs = pd.DataFrame(
-        {
-            "prompt": outputs["prompt"],
-            "tokens": outputs["tokens"],
-            "log_likelihood": outputs["log_likelihood"],
-            "correct": outputs["correct"].eq(True),
-            "judged": outputs["correct"].notna(),
-        }
+    of_outputs = outputs[["prompt", "tokens", "log_likelihood"]].assign(
+        correct=outputs["correct"].eq(True), judged=outputs["correct"].notna()
     )
     return of_rounds.groupby("prompt").sum().join(of_outputs.groupby("prompt").sum()).astype(float)
-
-
-_QUALITY_RANGES = {"decided_otherwise": SHARE, "log_likelihood.over_baseline": ANY} | {
-    f"{method}{name}": within
-    for method in ("", f"{BASELINE}_", f"{ORIGINAL}_")
-    for name, within in (("tv", SHARE), ("gsm8k_exact_match", SHARE), ("log_likelihood", Range(high=0.0)))
-}
-
-
-def _quality_values(sums: Columns) -> dict[str, np.ndarray]:
-    values = {"decided_otherwise": sums["otherwise"] / sums["decided"]}
-    for method in ("", f"{BASELINE}_", f"{ORIGINAL}_"):
-        if f"{method}tokens" not in sums:
-            continue
-        values[f"{method}log_likelihood"] = sums[f"{method}log_likelihood"] / sums[f"{method}tokens"]
-        values[f"{method}tv"] = sums[f"{method}tv"] / sums[f"{method}tv_tokens"]
-        values[f"{method}gsm8k_exact_match"] = sums[f"{method}correct"] / sums[f"{method}judged"]
-    values["log_likelihood.over_baseline"] = values["log_likelihood"] - values["baseline_log_likelihood"]
-    return values
 
 
 def sampled_metrics(texts: pd.DataFrame, replicates: int, timed: bool = True) -> dict[str, float]:

@@ -292,15 +292,14 @@ class Run:
         return {name: line for name, line in lines.items() if name != "measured" and name.isidentifier()}
 
     def points(self, quantity: str = "tokens_per_round") -> pd.DataFrame:
-        """Return the measured `tokens_per_round` or `speedup` at every gamma, from the summary: gamma, value, ci_low,
-        ci_high; and error, error_low, error_high of the capped geometric, where the run logged it.
+        """Return the measured `tokens_per_round` or `speedup` at every gamma, from the summary: gamma, value,
+        value_low, value_high; and error, error_low, error_high of the capped geometric, where the run logged it.
         """
         rows = []
         for arm in self.summary()["arms"]:
-            value, missed = Interval.from_metrics(arm, quantity), Interval.from_metrics(arm, ERRORS[quantity])
-            rows.append({"gamma": arm["gamma"], "value": value.estimate, **value.bounds})
-            if not isnan(missed.estimate):
-                rows[-1] |= {"error": missed.estimate, "error_low": missed.low, "error_high": missed.high}
+            value, missed = (Interval.from_metrics(arm, name) for name in (quantity, ERRORS[quantity]))
+            error = {} if isnan(missed.estimate) else missed.as_columns("error")
+            rows.append({"gamma": arm["gamma"], **value.as_columns("value"), **error})
         return pd.DataFrame(rows)
 
     @property

@@ -147,6 +147,6 @@ def test_bounds_move_on_the_scale_of_the_range():
     low, high = np.log(odds.low / (1 - odds.low)), np.log(odds.high / (1 - odds.high))
     assert (low, high) == pytest.approx((-4 * most, 4 * most), abs=1e-3)
     # An estimate at an end has its bounds up to the ends.
-    assert Interval.of_replicates(np.ones(50), 5, SHARE).bounds == {"ci_low": 1, "ci_high": 1}
+    assert Interval.of_replicates(np.ones(50), 5, SHARE).as_columns("x") == {"x": 1, "x_low": 1, "x_high": 1}
     rho = Interval.of_replicates(np.array([0.0, *np.linspace(0, 0.9, 200)]), 5, SHARE)
     assert (rho.low, rho.high) == (0, 1) and rho.estimate == 0

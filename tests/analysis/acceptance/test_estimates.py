@@ -4,6 +4,7 @@ from math import isnan
 
 import numpy as np
 import pytest
+from fixtures.rounds_tables import simulate
 
 from specdec.analysis.acceptance import estimates as fit
 from specdec.theory.capped_geometric import tokens_per_round
@@ -29,7 +30,7 @@ def test_nothing_tested_gives_nan_and_all_accepted_gives_a_one_sided_interval(ma
     assert (estimate.accepted, estimate.rejected) == (2, 1) and fit.hazards(silent)["at_risk"].tolist() == [1, 1, 1]
 
 
-def test_estimate_is_right_under_caps_and_cuts(simulate):
+def test_estimate_is_right_under_caps_and_cuts():
     """40,000 rounds at 0.7 with mixed caps, a third cut after one token: within 5 se (false alarm 6e-7)."""
     generator = np.random.default_rng(0)
     rounds = simulate(np.full(4, 0.7), 10_000, 5, generator)

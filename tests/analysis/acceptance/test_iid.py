@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fixtures import simulated_rounds as simulation
+from fixtures.rounds_tables import simulate
 from oracles.rounds import replay_rounds
 
 from specdec.analysis.acceptance import iid
@@ -46,7 +47,7 @@ def test_sizes_when_the_model_is_true():
     assert 1 <= min(rejected.values()) and max(rejected.values()) <= 18, rejected
 
 
-def test_each_test_sees_its_own_effect(simulate, make_rounds):
+def test_each_test_sees_its_own_effect(make_rounds):
     generator = np.random.default_rng(2)
     falling = simulate(np.tile([0.9, 0.7, 0.5], (10, 1)), 60, 3, generator)
     assert iid.depth(falling).p_value < 1e-4

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.rounds_tables import from_counts
 from scipy.special import betaln
 
 from specdec.analysis.acceptance import models
@@ -34,7 +35,7 @@ def test_degenerate_rounds_have_a_fit_without_mixing(make_rounds):
     assert never.parameters == {"m": 0.0, "rho": 0.0} and never.log_likelihood == 0
 
 
-def test_comparison_ranks_by_aic(from_counts):
+def test_comparison_ranks_by_aic():
     table = models.compare_models(from_counts((50, 15, 10, 8, 17)))  # D5
     assert table["aic"].is_monotonic_increasing and table.index[0] == "beta_geometric"
     np.testing.assert_allclose(table["aic"], 2 * table["parameters"] - 2 * table["log_likelihood"])

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.rounds_tables import from_counts
 from matplotlib.colors import to_hex
 
 from specdec.analysis.arms import Arms
@@ -10,9 +11,10 @@ from specdec.analysis.figures import run_figures
 from specdec.analysis.figures.run_figures import DRAFT, REST, VERIFY, stretch, timeline
 
 MEASURED = pd.DataFrame(
-    {"gamma": [4, 1, 2], "value": [2.4, 1.5, 2.0], "ci_low": [2.3, 1.4, 1.9], "ci_high": [2.6, 1.6, 2.1]}
+    {"gamma": [4, 1, 2], "value": [2.4, 1.5, 2.0], "value_low": [2.3, 1.4, 1.9], "value_high": [2.6, 1.6, 2.1]}
 )
 LINES = {"capped_geometric": {1: 1.6, 2: 1.96, 4: 2.31}, "position": {1: 1.5, 2: 2.0, 4: 2.4}, "replay": {}}
+BASIS = run_figures.Basis(3, 9, None)
 
 
 def by_label(figure):
@@ -52,10 +54,10 @@ def test_curve_draws_models_as_lines_and_the_measurement_with_intervals():
         "40 prompts, 1,234 rounds; measured points with 95% prompt-bootstrap intervals; capped geometric: "
         "every token accepted with α = 0.600."
     )
-    alone = MEASURED.assign(ci_low=np.nan, ci_high=np.nan)
-    figure = run_figures.curve(alone, LINES, title="t", basis=run_figures.Basis(prompts=1))
+    alone = MEASURED.assign(value_low=np.nan, value_high=np.nan)
+    figure = run_figures.curve(alone, LINES, title="t", basis=run_figures.Basis(1, 0, None))
     assert caption(figure) == "1 prompt; no intervals."
-    figure = run_figures.curve(MEASURED, {"prompt_beta": {1: 1.4}}, title="t", primary_gamma=2, ylabel="speedup")
+    figure = run_figures.curve(MEASURED, {"prompt_beta": {1: 1.4}}, title="t", basis=BASIS, primary_gamma=2)
     large = [line for line in figure.axes[0].lines if line.get_markersize() > 10]
     assert [points(line) for line in large] == [{2: 2.0}] and "prompt beta" in by_label(figure)
     assert set(by_label(figure)["no drafter"].get_ydata()) == {1}
@@ -65,13 +67,13 @@ def test_a_paired_error_has_a_panel_of_its_own():
     """The interval of 2.0 measured holds the 1.96 of the line; that of their ratio, 0.95 to 0.99, leaves out 1."""
     errors = {"error": [0.067, -0.02, -0.04], "error_low": [0.01, -0.05, -0.1], "error_high": [0.1, -0.01, 0.02]}
     measured = MEASURED.sort_values("gamma").assign(**errors)
-    above, below = run_figures.curve(measured, LINES, title="t").axes
+    above, below = run_figures.curve(measured, LINES, title="t", basis=BASIS).axes
     ((points_below, _, (bars,)),) = (container.lines for container in below.containers)
     assert points(points_below) == {1: 0.067, 2: -0.02, 4: -0.04}
     np.testing.assert_allclose(bars.get_segments()[1][:, 1], [-0.05, -0.01])
     assert "resampled together" in caption(above.figure)
     unsure = MEASURED.assign(error=0.1, error_low=np.nan, error_high=np.nan)
-    assert len(run_figures.curve(unsure, LINES, title="t").axes) == 1
+    assert len(run_figures.curve(unsure, LINES, title="t", basis=BASIS).axes) == 1
 
 
 def test_the_curve_in_words():
@@ -86,23 +88,23 @@ def test_the_curve_in_words():
         ("replay", "There is no replay line to set the measured tokens per round against."),
     ):
         assert words in run_figures.curve_in_words(MEASURED, lines, model=model)
-    alone = MEASURED.assign(ci_low=np.nan, ci_high=np.nan)
+    alone = MEASURED.assign(value_low=np.nan, value_high=np.nan)
     assert run_figures.curve_in_words(alone, LINES, "speedup").startswith("Without intervals no difference")
-    exact = MEASURED.assign(ci_low=MEASURED["value"], ci_high=MEASURED["value"])
+    exact = MEASURED.assign(value_low=MEASURED["value"], value_high=MEASURED["value"])
     equal = {"replay": {g: v * (1 + 1e-15) for g, v in {1: 1.5, 2: 2.0, 4: 2.4}.items()}}
     assert run_figures.curve_in_words(exact, equal, model="replay").startswith("At each of 3 gammas the replay")
     both = {"capped_geometric": {1: 1.9, 2: 2.0, 4: 1.0}}
     assert "lies off the capped geometric" in run_figures.curve_in_words(MEASURED, both)
 
 
-def test_accepted_lengths_match_a_count_and_the_law(from_counts):
+def test_accepted_lengths_match_a_count_and_the_law():
     rounds = from_counts([40, 25, 15, 8, 12], censored=[1, 2])  # D1 of theory.md 5.1, and two cut rounds
     table = run_figures.accepted_length_table(rounds, alpha=0.5)
     assert table["rounds"].tolist() == [40, 25, 15, 8, 12] and (table["share"] * 100).tolist() == pytest.approx(
         table["rounds"]
     )
     assert table["expected"].tolist() == pytest.approx([0.5, 0.25, 0.125, 0.0625, 0.0625])
-    assert table["ci_low"].isna().all()  # one prompt
+    assert table["share_low"].isna().all()  # one prompt
     figure = run_figures.accepted_lengths(rounds, 0.5, title="t")
     assert [bar.get_height() for bar in figure.axes[0].patches] == pytest.approx(table["share"].tolist())
     assert points(by_label(figure)["capped-geometric law"])[4] == 0.0625
@@ -120,7 +122,7 @@ def test_accepted_lengths_follow_what_was_offered(make_rounds):
     table = run_figures.accepted_length_table(rounds, alpha=0.5)
     assert table["rounds"].sum() == 21 and table["expected"].sum() == pytest.approx(1)
     assert table["expected"].iloc[2] == pytest.approx(6 / 7 * 0.25)
-    assert (table["ci_low"] <= table["share"]).all() and (table["share"] <= table["ci_high"]).all()
+    assert (table["share_low"] <= table["share"]).all() and (table["share"] <= table["share_high"]).all()
     said = caption(run_figures.accepted_lengths(rounds, title="t"))
     assert "95% prompt-bootstrap intervals" in said and "3 rounds without a proposal" in said
 
@@ -144,16 +146,16 @@ def test_time_split_adds_up_to_the_round(make_rounds):
     drafted = {"draft_s": 0.01, "verify_s": 0.03, "accept_s": 0.002, "commit_s": 0.002, "round_s": 0.05}
     baseline = make_rounds({"a": [0, 0]}, 0, method="baseline", durations=plain)
     timed = Arms.of(pd.concat([make_rounds({"a": [1, 2]}, 4, durations=drafted), baseline]))
-    row = run_figures.time_split_table(timed, t1_s=0.02).loc[("ngram", 4)]
-    assert row.to_dict() == pytest.approx({"draft": 0.5, "verify": 1.5, "accept": 0.1, "commit": 0.1, "rest": 0.3})
     figure = run_figures.time_split(timed, title="t")  # the baseline's verify is the unit
     (axes,) = figure.axes
+    parts = {group.get_label(): group[1].get_width() for group in axes.containers}
+    assert parts == pytest.approx({"draft": 0.5, "verify": 1.5, "accept": 0.1, "commit": 0.1, "rest": 0.3})
     assert [label.get_text() for label in axes.get_yticklabels()] == ["baseline", "γ = 4"]
     widths = np.array([[bar.get_width() for bar in group] for group in axes.containers])  # [verb, row]
     np.testing.assert_allclose(widths.sum(axis=0), [1.1, 2.5])
     assert " 2.50 (20.0%)" in [text.get_text() for text in axes.texts] and "t(1) = 20 ms" in caption(figure)
     with pytest.raises(ValueError, match="must be positive"):
-        run_figures.time_split_table(timed, 0.0)
+        run_figures.time_split(timed.of_methods(["ngram"]), title="t")
 
 
 SLOW = {"draft_s": 0.0, "verify_s": 0.020, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.021}

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.rounds_tables import build_generations
 
 from specdec.analysis.account.run_account import SharedWork
 from specdec.analysis.arms import Arms
@@ -23,11 +24,11 @@ OURS = {"draft_s": 0.003, "verify_s": 0.0225, "accept_s": 0.0014, "commit_s": 0.
 PLAIN = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.001, "round_s": 0.021}
 
 
-def test_operations_count_every_token_of_a_call(make_rounds, make_generations):
+def test_operations_count_every_token_of_a_call(make_rounds):
     """Each call evaluates its root and its draft: 5 + 5 + 3 + 1 tokens for 10; the drafter 10 at a twentieth each."""
     ours = make_rounds({"p": [2, 4, 0, 0]}, 4, offered={"p": [4, 4, 2, 0]}, durations=OURS)
     rounds = pd.concat([ours, make_rounds({"p": [0] * 10}, 0, "baseline", durations=PLAIN)], ignore_index=True)
-    summary = summarise(SharedWork.of(Arms.of(rounds), 4), make_generations(rounds), 10, 9)
+    summary = summarise(SharedWork.of(Arms.of(rounds), 4), build_generations(rounds), 10, 9)
     metrics = operation_metrics(summary, SimpleNamespace(target_flops=100.0, drafter_flops=5.0))
     assert metrics["cost/c_ops"] == 0.05
     assert metrics["operations/measured"] == pytest.approx((14 + 0.05 * 10) / 10)

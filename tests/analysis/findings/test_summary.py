@@ -2,7 +2,6 @@
 gamma; speed as the papers define it.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import isfinite
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.rounds_tables import build_generations, build_rounds, simulate
 
 from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.acceptance.prediction_section import held_out
@@ -44,19 +44,19 @@ account/overhead account/baseline iid/depth_p iid/trend_p iid/mixing_p iid/promp
 ALWAYS = {*ALONE, *(f"{name}{end}" for name in WITH_INTERVALS for end in ("", ".ci_low", ".ci_high"))}
 
 
-def plain_rounds(make_rounds, arm: pd.DataFrame, method: str = "baseline", extra: int = 0) -> pd.DataFrame:
+def plain_rounds(arm: pd.DataFrame, method: str = "baseline", extra: int = 0) -> pd.DataFrame:
     """Rounds of one token each, as many as the arm has committed and `extra` more."""
     parts = []
     for repeat, part in arm.groupby("repeat"):
         tokens = part.groupby("prompt")["committed"].sum()
         outputs = {prompt: [0] * (int(n) + extra) for prompt, n in tokens.items()}
-        table = make_rounds(outputs, 0, method, int(repeat), durations=BASELINE_TIMES)
+        table = build_rounds(outputs, 0, method, int(repeat), durations=BASELINE_TIMES)
         parts.append(table.assign(category=table["prompt"].map(part.groupby("prompt")["category"].first())))
     return pd.concat(parts, ignore_index=True)
 
 
 @pytest.fixture(scope="module")
-def run(simulate, make_rounds, make_generations) -> tuple[pd.DataFrame, pd.DataFrame]:
+def run() -> tuple[pd.DataFrame, pd.DataFrame]:
     """12 prompts of two categories, gamma 3 and 1, the baseline; prompt p000 repetitive."""
     generator = np.random.default_rng(0)
     alphas = generator.beta(6, 2, size=12)
@@ -64,8 +64,8 @@ def run(simulate, make_rounds, make_generations) -> tuple[pd.DataFrame, pd.DataF
     for arm in arms:
         arm["category"] = np.where(arm["prompt"] < "p006", "code", "text")
         arm["round_s"] *= generator.uniform(0.9, 1.4, size=len(arm))
-    rounds = pd.concat([*arms, plain_rounds(make_rounds, arms[0])], ignore_index=True)
-    return rounds, make_generations(rounds, flagged=["p000"])
+    rounds = pd.concat([*arms, plain_rounds(arms[0])], ignore_index=True)
+    return rounds, build_generations(rounds, flagged=["p000"])
 
 
 def summary_of(run, **more) -> Summary:
@@ -103,8 +103,8 @@ def test_every_metric_has_its_name_and_is_finite(run):
     assert metrics["cost/prefill_share"] == pytest.approx(12 * 0.02 / (baseline["round_s"].sum() + 12 * 0.02))
 
 
-def test_a_prompt_flagged_in_the_baseline_alone_is_dropped(run, make_generations):
-    generations = make_generations(run[0])
+def test_a_prompt_flagged_in_the_baseline_alone_is_dropped(run):
+    generations = build_generations(run[0])
     generations.loc[(generations["method"] == "baseline") & (generations["prompt"] == "p004"), "flagged"] = True
     assert summary_of((run[0], generations)).arms[3].metrics["repetition/share"] == pytest.approx(1 / 12)
     metrics = summary_of((run[0], generations.assign(flagged=True))).arms[3].metrics
@@ -147,21 +147,21 @@ def test_replay_and_the_cost_of_a_step_are_taken_up(run):
     assert summary.arms[1].metrics["cost/g"] == pytest.approx(0.003 / T1_S)
 
 
-def test_copies_add_time_and_no_evidence(run, summary, make_generations):
+def test_copies_add_time_and_no_evidence(run, summary):
     rounds, _ = run
     copies = rounds.assign(repeat=1, round_s=rounds["round_s"] * 1.5)
     twice_rounds = pd.concat([rounds, copies], ignore_index=True)
-    twice = summary_of((twice_rounds, make_generations(twice_rounds, flagged=["p000"])))
+    twice = summary_of((twice_rounds, build_generations(twice_rounds, flagged=["p000"])))
     one, two = summary.arms[3].metrics, twice.arms[3].metrics
     for name in ("iid/depth_p", "iid/prompts_p", "iid/memory_p", "alpha.mle", "alpha.mle.ci_low", "tokens_per_round"):
         assert two[name] == pytest.approx(one[name]), name
     assert two["throughput/tokens_per_s"] == pytest.approx(one["throughput/tokens_per_s"] / 1.25)
 
 
-def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, summary, make_generations):
+def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, summary):
     assert "iid/depth_p" not in summary.arms[1].metrics
     rounds = run[0][run[0]["prompt"] == "p003"]
-    arm = summary_of((rounds, make_generations(rounds))).arms[3]
+    arm = summary_of((rounds, build_generations(rounds))).arms[3]
     assert "speedup" in arm.metrics and "speedup.ci_low" not in arm.metrics
     assert "iid/prompts_p" not in arm.metrics and "one prompt" in arm.iid["prompts"].reason
     assert not any(name.startswith("category/") for name in arm.metrics)
@@ -186,32 +186,24 @@ FACTS = SimpleNamespace(simulated=False, predicted={2: 1.7})
 EMPTY = pd.DataFrame(columns=["kind", "gamma", "prompt", "tokens", "rounds"])
 
 
-@pytest.fixture
-def curves_run(make_rounds, make_generations):
-    """`curves_run(arms)` summarises {gamma: rounds} beside a baseline that wrote the same texts; with the rounds."""
-
-    def build(arms):
-        plain = plain_rounds(make_rounds, next(iter(arms.values())))
-        rounds = pd.concat([*arms.values(), plain], ignore_index=True)
-        return summarise(SharedWork.of(Arms.of(rounds), 2), make_generations(rounds), 200, 9), rounds
-
-    return build
+def summarised(arms):
+    """Summarise {gamma: rounds} beside a baseline that wrote the same texts; with the rounds."""
+    rounds = pd.concat([*arms.values(), plain_rounds(next(iter(arms.values())))], ignore_index=True)
+    return summarise(SharedWork.of(Arms.of(rounds), 2), build_generations(rounds), 200, 9), rounds
 
 
-@pytest.fixture
-def two_prompts(make_rounds):
-    """One prompt of 30 tokens on which every draft passes, one of 60 on which none does, at gamma 2 and 1."""
-    return {
-        2: make_rounds({"easy": [2] * 10, "hard": [0] * 60}, 2),
-        1: make_rounds({"easy": [1] * 15, "hard": [0] * 60}, 1),
-    }
+# One prompt of 30 tokens on which every draft passes, one of 60 on which none does, at gamma 2 and 1.
+TWO_PROMPTS = {
+    2: build_rounds({"easy": [2] * 10, "hard": [0] * 60}, 2),
+    1: build_rounds({"easy": [1] * 15, "hard": [0] * 60}, 1),
+}
 
 
-def test_the_position_model_has_not_seen_what_it_predicts(two_prompts, curves_run):
+def test_the_position_model_has_not_seen_what_it_predicts():
     """Fitted to the hard prompt it takes 30 rounds for the easy one's text, fitted to the easy one 60 / 3 for the hard
     one's; fitted to both, as the measurement is made of both, it would nearly repeat the measured 90 / 70.
     """
-    summary, rounds = curves_run(two_prompts)
+    summary, rounds = summarised(TWO_PROMPTS)
     curves = model_curves(summary, held_out(Arms.of(rounds), None, None, 200), EMPTY, FACTS, 200)
     assert curves["curve/measured"] == pytest.approx({2: 90 / 70, 1: 90 / 75})
     assert curves["curve/position"] == pytest.approx({2: 90 / (30 + 20), 1: 90 / (30 + 30)})
@@ -220,8 +212,8 @@ def test_the_position_model_has_not_seen_what_it_predicts(two_prompts, curves_ru
     assert "curve/replay" not in curves and "curve/position.ci_low" not in curves  # two prompts cannot be resampled
 
 
-def test_replay_is_of_the_baselines_texts_and_the_accounts_of_the_drafters_own(two_prompts, curves_run):
-    summary, rounds = curves_run(two_prompts)
+def test_replay_is_of_the_baselines_texts_and_the_accounts_of_the_drafters_own():
+    summary, rounds = summarised(TWO_PROMPTS)
     lines = [
         *(("own", 2, "easy", 30, 10), ("own", 2, "hard", 60, 60)),
         *(("baseline", 2, "easy", 30, 12), ("baseline", 2, "hard", 60, 48)),
@@ -236,10 +228,10 @@ def test_replay_is_of_the_baselines_texts_and_the_accounts_of_the_drafters_own(t
     assert "curve/replay" not in model_curves(summary, prediction, replay, simulated, 200)
 
 
-def test_every_curve_has_its_interval_and_its_headline_metric(simulate, curves_run):
+def test_every_curve_has_its_interval_and_its_headline_metric():
     generator = np.random.default_rng(1)
     arms = {gamma: simulate(generator.beta(6, 2, size=8), 12, gamma, generator) for gamma in (2, 1, 4)}
-    summary, rounds = curves_run(arms)
+    summary, rounds = summarised(arms)
     prediction = held_out(Arms.of(rounds), None, None, 200)
     curves = model_curves(summary, prediction, EMPTY, FACTS, 200)
     for name in ("measured", "capped_geometric", "position", "speedup/measured", "speedup/position"):
@@ -270,21 +262,17 @@ def test_every_curve_has_its_interval_and_its_headline_metric(simulate, curves_r
 # As the papers define it ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def tables(simulate, make_rounds, make_generations) -> Callable[..., tuple]:
-    def build(names: tuple[str, ...] = ("code", "text", ""), seed: int = 0, original: bool = True) -> tuple:
-        generator = np.random.default_rng(seed)
-        arm = simulate(generator.beta(6, 2, size=15), 10, 3, generator)
-        arm["category"] = arm["prompt"].str[1:].astype(int).map(lambda number: names[number % len(names)])
-        arm = pd.concat([arm, arm.assign(repeat=1)], ignore_index=True)
-        rounds = [arm, plain_rounds(make_rounds, arm)]
-        if original:
-            rounds.append(plain_rounds(make_rounds, arm, "original", extra=3))
-        joined = pd.concat(rounds, ignore_index=True)
-        joined["round_s"] += generator.uniform(0, 0.03, len(joined))
-        return joined, make_generations(joined)
-
-    return build
+def tables(names: tuple[str, ...] = ("code", "text", ""), original: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
+    generator = np.random.default_rng(0)
+    arm = simulate(generator.beta(6, 2, size=15), 10, 3, generator)
+    arm["category"] = arm["prompt"].str[1:].astype(int).map(lambda number: names[number % len(names)])
+    arm = pd.concat([arm, arm.assign(repeat=1)], ignore_index=True)
+    rounds = [arm, plain_rounds(arm)]
+    if original:
+        rounds.append(plain_rounds(arm, "original", extra=3))
+    joined = pd.concat(rounds, ignore_index=True)
+    joined["round_s"] += generator.uniform(0, 0.03, len(joined))
+    return joined, build_generations(joined)
 
 
 def direct(rounds: pd.DataFrame) -> dict[str, float]:
@@ -301,7 +289,7 @@ def direct(rounds: pd.DataFrame) -> dict[str, float]:
     return values | {"throughput/tokens_per_s": ours["tokens"] / ours["seconds"]}
 
 
-def test_every_figure_is_a_ratio_of_sums_with_an_interval(tables):
+def test_every_figure_is_a_ratio_of_sums_with_an_interval():
     rounds, generations = tables()
     metrics = summary_of((rounds, generations)).primary.metrics
     for prefix, part in (("", rounds), ("category/text/", rounds[rounds["category"] == "text"])):
@@ -313,7 +301,7 @@ def test_every_figure_is_a_ratio_of_sums_with_an_interval(tables):
 
 
 @pytest.mark.slow
-def test_the_original_model_adds_its_own_figures_and_changes_no_other(tables, stored_run):
+def test_the_original_model_adds_its_own_figures_and_changes_no_other(stored_run):
     both, without = tables(), tables(original=False)
     metrics, plain = summary_of(both).primary.metrics, summary_of(without).primary.metrics
     added = {name for name in metrics if name not in plain and not name.startswith("category/")}
@@ -330,7 +318,7 @@ def test_the_original_model_adds_its_own_figures_and_changes_no_other(tables, st
     assert texts[0] == texts[1]
 
 
-def test_categories_of_mt_bench_are_pooled_for_spec_bench_and_those_of_other_sets_are_not(tables):
+def test_categories_of_mt_bench_are_pooled_for_spec_bench_and_those_of_other_sets_are_not():
     rounds, generations = tables(("math", "qa", "writing", "rag"))
     metrics = summary_of((rounds, generations)).primary.metrics
     expected = direct(rounds[rounds["category"].isin(MT_BENCH)])
@@ -343,7 +331,7 @@ def test_categories_of_mt_bench_are_pooled_for_spec_bench_and_those_of_other_set
         assert set(category_members(prompts)) == set(names) and category_members(prompts.iloc[:1]) == {}
 
 
-def test_the_table_has_a_row_per_category_and_the_original_model_only_where_it_ran(tables, stored_run):
+def test_the_table_has_a_row_per_category_and_the_original_model_only_where_it_ran(stored_run):
     metrics = summary_of(tables()).primary.metrics
     section = papers_section(SimpleNamespace(metrics=metrics))
     table = section.tables[0][1]
