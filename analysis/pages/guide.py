@@ -91,6 +91,15 @@ def pages(guide: Path) -> dict[str, str]:
         names = ", ".join(f"`{path.stem}`" for path in paths)
         heading = "### The commands' own keys" if group == "." else f"### `{group}`"
         tables += [heading, f"Files: {names}.", markdown(_key_rows(group, paths))]
+    overlays: list[str] = []
+    for group in _OVERLAYS:  # the first sentence of the comment that opens each file
+        rows = []
+        for path in sorted((folder / group).glob("*.yaml")):
+            opening = re.match(r"(?:#.*\n)*", path.read_text(encoding="utf-8"))
+            lines = [line.lstrip("# ") for line in (opening[0] if opening else "").splitlines() if line != _GLOBAL]
+            first = re.split(r"(?<=[.?])(?<!et al\.) ", " ".join(lines))[0]
+            rows.append({"file": f"`{path.stem}`", "what it is": first})
+        overlays += [f"### `+{group}=`", markdown(rows)]
     blocks = [
         "# Reference",
         f"Commands, keys, files and exit codes. `{COMMAND}` makes this page from the code and from `conf/`; "
@@ -104,7 +113,7 @@ def pages(guide: Path) -> dict[str, str]:
         *tables,
         "## Overlays",
         "Files of choices, which have no keys of their own.",
-        *(block for group in _OVERLAYS for block in (f"### `+{group}=`", markdown(_overlays(folder / group)))),
+        *overlays,
         "## Files of a run",
         "All in `outputs/DAY/TIME/`; some only where the run did what they tell of. "
         "`specdec.analysis.pages.run_page.write_run(folder)` makes report, summary, account, figures and trace again "
@@ -187,26 +196,6 @@ def _key_rows(group: str, paths: Sequence[Path]) -> Table:
     return table
 
 
-def _overlays(folder: Path) -> Table:
-    """Return a row for each file, with the first sentence of the comment that opens it."""
-    table = []
-    for path in sorted(folder.glob("*.yaml")):
-        opening = re.match(r"(?:#.*\n)*", path.read_text(encoding="utf-8"))
-        lines = [line.lstrip("# ") for line in (opening[0] if opening else "").splitlines() if line != _GLOBAL]
-        table.append({"file": f"`{path.stem}`", "what it is": re.split(r"(?<=[.?])(?<!et al\.) ", " ".join(lines))[0]})
-    return table
-
-
-def guide_folder() -> Path:
-    """Return the folder of the guide. UsageError where specdec is installed without its notebooks."""
-    notebooks = Path(config_dir()).parent / "notebooks"
-    if not notebooks.is_dir():
-        raise UsageError(
-            f"There is no guide to renew: {notebooks} is missing; run `{COMMAND}` in a clone of the repository."
-        )
-    return notebooks / "guide"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the pages, and the pictures if a run's folder is named; return the exit code."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Make the generated pages of the guide again.")
@@ -215,7 +204,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     run = parser.parse_args(arguments).run
     try:
-        guide = guide_folder()
+        notebooks = Path(config_dir()).parent / "notebooks"
+        if not notebooks.is_dir():
+            raise UsageError(
+                f"There is no guide to renew: {notebooks} is missing; run `{COMMAND}` in a clone of the repository."
+            )
+        guide = notebooks / "guide"
         guide.mkdir(exist_ok=True)
         for picture, name in PICTURES.items() if run is not None else ():
             source = run / "figures" / name

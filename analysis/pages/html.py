@@ -55,7 +55,11 @@ def write_report(folder: Path, title: str, chapters: Sequence[Chapter]) -> tuple
                 files.append(f"{FIGURES}/{stem}{f'_{taken + 1}' if taken else ''}.svg")
                 (folder / files[-1]).write_text(style.svg(figure), encoding="utf-8")  # with outlines of letters
                 with style.laid_out(figure):
-                    drawn[id(figure)] = _inline(style.svg(figure, letters=True), f"f{len(drawn)}")
+                    svg = style.svg(figure, letters=True)
+                # The element alone, with ids of its own: all figures of a page share one space of names.
+                element = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg[svg.index("<svg") :].rstrip())
+                element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>f{len(drawn)}", element)
+                drawn[id(figure)] = element.replace("<svg", '<svg role="img"', 1)
             blocks += section_blocks(section, "###", files)
     html, markdown = folder / "report.html", folder / "report.md"
     html.write_text(_html(title, chapters, drawn), encoding="utf-8")
@@ -236,14 +240,6 @@ def _table(caption: str, table: pd.DataFrame) -> str:
         f'<div class="table"><table><caption>{_marked(caption)}</caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
     )
-
-
-def _inline(svg: str, name: str) -> str:
-    """Return the SVG element alone, with ids of its own, because all figures of a page share one space of names."""
-    element = svg[svg.index("<svg") :].rstrip()
-    element = re.sub(r' xmlns(:\w+)?="[^"]*"', "", element)  # an HTML parser knows them
-    element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}", element)
-    return element.replace("<svg", '<svg role="img"', 1)
 
 
 def section_blocks(section: Section, heading: str, files: Sequence[str]) -> list[str]:

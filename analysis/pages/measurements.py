@@ -63,14 +63,20 @@ class Measurement(NamedTuple):
     result: str
     title: str
     meaning: str
-    says: Says
+    says: Says | None  # None where the file holds its own words and tables, because no benchmark writes them
     source: str = ""  # Markdown; "" is the benchmark of the file's name
 
 
 def measurements_page(results: Path = RESULTS) -> str:
     """Return the page as Markdown, from the files of one folder; what was not measured yet has no section."""
     read = [Measurement(group, name, *row) for group, rows in MEASUREMENTS.items() for name, row in rows.items()]
-    parts = [part for part in (*_written_down(results), *read) if (results / f"{part.result}.json").is_file()]
+    written = [
+        Measurement(part["group"], path.stem, title, part["meaning"], None, part["source"])
+        for path in sorted(results.glob("*.json"))
+        for title, part in _read(path).items()
+        if isinstance(part, dict) and "meaning" in part
+    ]
+    parts = [part for part in (*written, *read) if (results / f"{part.result}.json").is_file()]
     blocks = [INTRODUCTION]
     for group in GROUPS:
         blocks += [f"## {group}", *(_block(part, results) for part in parts if part.group == group)]
@@ -90,7 +96,7 @@ def _block(part: Measurement, results: Path) -> str:
     path = results / f"{part.result}.json"
     content = _read(path)
     facts = content.get(part.title, content)
-    sentences, table = part.says(path)
+    sentences, table = part.says(path) if part.says else ("", facts["figures"])
     measured = facts if "date" in facts else next(iter(facts.values()))  # one entry for each setting
     date, machine = measured["date"], measured.get("machine")
     if machine is None:  # as benchmarks write it
@@ -112,23 +118,8 @@ def _block(part: Measurement, results: Path) -> str:
     return "\n\n".join([*blocks, f"*{date}: {machine}{conditions}. In `{path.name}`, by {source}.*"])
 
 
-def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
-
-
-def _written_down(results: Path) -> list[Measurement]:
-    """Return the measurements whose files hold their own words and tables, because no benchmark writes them."""
-
-    def says(title: str) -> Says:
-        return lambda path: ("", _read(path)[title]["figures"])
-
-    return [
-        Measurement(part["group"], path.stem, title, part["meaning"], says(title), part["source"])
-        for path in sorted(results.glob("*.json"))
-        for title, part in _read(path).items()
-        if isinstance(part, dict) and "meaning" in part
-    ]
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 # Readers of result files ----------------------------------------------------------------------------

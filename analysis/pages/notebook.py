@@ -9,37 +9,39 @@ from ..account.shape_account import shape_section
 from ..findings.compare import comparison_section, loops_in_words, refuted_in_words
 from ..findings.run_sections import papers_section
 from ..findings.sentences import loops_note
-from ..read.mlflow_runs import latest_run, load_runs, open_run, open_runs
-from ..read.runs import Run
+from ..read.mlflow_runs import load_runs, open_run, open_runs
+from ..read.runs import COMMAND, Run
 from ..read.studies import chosen_studies, latest_study
 from ..research.grounded_gain import committed_section, gain_section
 from ..sections import Section
 from ..studies.batching import committed_in_words, committed_study
 from ..studies.serving import committed_sections
-from .html import markdown_table
+from .html import section_blocks
 
 OVERLAY = "notebooks"
 Sections = tuple[Section, ...]
 
 
 def show(*sections: Section, heading: str = "") -> None:
-    """Display sections in a notebook: title, sentences, tables, figures, in the order of a report."""
+    """Display sections in a notebook: title, sentences, tables, then figures."""
     from IPython.display import Markdown, display
 
     if heading:
         display(Markdown(f"## {heading}"))
     for section in sections:
-        display(Markdown("\n\n".join((f"### {section.title}", *section.text))))
-        for caption, table in section.tables:
-            display(Markdown(f"{caption}\n\n{markdown_table(table)}"))
+        display(Markdown("\n\n".join(section_blocks(replace(section, figures=()), "###", ()))))
         for _, figure in section.figures:
             display(figure)
 
 
-def overlay_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY, each: str = "drafter.name") -> list[Run]:
-    """Return the newest finished run of an overlay for each value of a parameter. UsageError if there is none."""
+def overlay_runs(tracking_uri: str, experiment: str, overlay: str, each: str, or_others: bool = False) -> list[Run]:
+    """Return the newest finished run of an overlay for each value of a parameter; where the overlay was never run, with
+    `or_others` those of all runs. UsageError if there is none.
+    """
     table = load_runs(tracking_uri, experiment)
-    chosen = table[(table["status"] == "FINISHED") & (table.get("params.experiment_name") == overlay)]
+    finished = table["status"] == "FINISHED"
+    of_overlay = finished & (table.get("params.experiment_name") == overlay)
+    chosen = table[of_overlay if of_overlay.any() or not or_others else finished]
     if chosen.empty:
         raise UsageError(
             f"The experiment {experiment!r} has no finished run of the overlay {overlay}: "
@@ -56,17 +58,18 @@ def own_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> 
     """
     if chosen:
         return open_runs(tracking_uri, chosen)
-    table = load_runs(tracking_uri, experiment)
-    finished = table[table["status"] == "FINISHED"]
-    if finished.empty or OVERLAY in set(finished.get("params.experiment_name", ())):
-        return overlay_runs(tracking_uri, experiment)
-    newest = finished.drop_duplicates("params.drafter.name")
-    return [open_run(tracking_uri, str(run_id)) for run_id in reversed(newest.index)]
+    return overlay_runs(tracking_uri, experiment, OVERLAY, "drafter.name", or_others=True)
 
 
 def own_run(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> Run:
     """Return the first run of `chosen`, ids or folders, or else the newest finished one. UsageError as `own_runs`."""
-    return open_runs(tracking_uri, chosen[:1])[0] if chosen else latest_run(tracking_uri, experiment)
+    if chosen:
+        return open_runs(tracking_uri, chosen[:1])[0]
+    table = load_runs(tracking_uri, experiment)
+    finished = table[table["status"] == "FINISHED"]
+    if finished.empty:
+        raise UsageError(f"The experiment {experiment!r} has no finished run: `{COMMAND}` makes one.")
+    return open_run(tracking_uri, str(finished.index[0]))
 
 
 def study(tracking_uri: str, experiment: str, name: str, chosen: Sequence[str] = ()) -> Sections:

@@ -29,10 +29,9 @@ def write_run(folder: Path) -> RunFindings:
     blocks = [f"# {run.title}{part}", f"Prompts: {prompts['name']}, {prompts['count']} of them.{cut}"]
     for section in findings.sections:
         blocks += section_blocks(section, "##", [f"figures/{name}.svg" for name, _ in section.figures])
-    (folder / "report.md").write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
-    for section in findings.sections:
         for name, figure in section.figures:
             style.save(figure, folder / "figures", name)
+    (folder / "report.md").write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
     (folder / "trace.html").write_text(trace_html(run.traces()), encoding="utf-8")
     return findings
 

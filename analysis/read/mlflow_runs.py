@@ -113,15 +113,6 @@ def load_runs(tracking_uri: str, experiment: str) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("run_id")
 
 
-def latest_run(tracking_uri: str, experiment: str) -> Run:
-    """Return the newest main run that finished. UsageError if there is none."""
-    table = load_runs(tracking_uri, experiment)
-    table = table[table["status"] == "FINISHED"]
-    if table.empty:
-        raise UsageError(f"The experiment {experiment!r} has no finished run: `{COMMAND}` makes one.")
-    return open_run(tracking_uri, str(table.index[0]))
-
-
 def open_runs(tracking_uri: str, chosen: Sequence[str]) -> list[Run]:
     """Return runs by their ids in a store, or by their folders. UsageError if one is neither."""
     return [open_run(tracking_uri, name) if RUN_ID.fullmatch(name) else open_folder(name) for name in chosen]

@@ -42,12 +42,11 @@ def test_the_files_of_a_run_are_those_that_runs_write(finished_run):
 
 
 def test_pictures_come_from_a_finished_run_and_go_to_the_notebooks(tmp_path, monkeypatch, capsys):
-    with monkeypatch.context() as installed:
-        installed.setattr(guide, "config_dir", lambda: str(tmp_path / "specdec" / "conf"))
-        assert guide.main([]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "notebooks is missing" in line and "clone" in line
-    monkeypatch.setattr(guide, "guide_folder", lambda: tmp_path / "guide")
+    monkeypatch.setattr(guide, "config_dir", lambda: str(tmp_path / "conf"))
+    assert guide.main([]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "notebooks is missing" in line and "clone" in line
+    (tmp_path / "notebooks").mkdir()
     monkeypatch.setattr(guide, "pages", lambda folder: {"reference.md": "# Reference\n"})
     figures = tmp_path / "run" / "figures"
     figures.mkdir(parents=True)
@@ -57,7 +56,7 @@ def test_pictures_come_from_a_finished_run_and_go_to_the_notebooks(tmp_path, mon
         Image.new("RGB", (40 * place, 30), "#0072B2").save(figures / figure)
     assert guide.main([str(tmp_path / "run")]) == 0
     for place, picture in enumerate(PICTURES, 1):
-        with Image.open(tmp_path / "guide" / "pictures" / picture) as image:
+        with Image.open(tmp_path / "notebooks" / "guide" / "pictures" / picture) as image:
             assert image.size == (40 * place, 30)
             assert image.convert("RGB").getpixel((1, 1)) == (0x00, 0x72, 0xB2)
 

@@ -3,17 +3,18 @@
 import json
 import shutil
 import sqlite3
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isnan
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import yaml
 from fixtures.rounds_tables import build_rounds
 
-from specdec.analysis.figures.run_figures import accepted_length_table
 from specdec.analysis.findings.compare import comparison_section
+from specdec.analysis.pages.notebook import own_run
 from specdec.analysis.papers.published import COLUMNS, leviathan_table_1, load_published, table_1_in_words
 from specdec.analysis.read import mlflow_runs
 from specdec.analysis.read.runs import Run, current_name, open_folder
@@ -47,16 +48,9 @@ def write_folder(folder: Path) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class Store:
-    uri: str
-    main: str  # a finished run with everything
-    bare: str  # a newer one that failed and left nothing
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, empty_database):
-    """Made with MLflow itself, by the names that the writer of runs uses."""
+    """A store made with MLflow itself: `main` finished with everything, `bare` is newer, failed and left nothing."""
     from mlflow.tracking import MlflowClient
 
     folder = tmp_path_factory.mktemp("store")
@@ -83,7 +77,7 @@ def store(tmp_path_factory, empty_database):
     bare = run("oracle gamma 4", "main", 2000, drafter_name="oracle")
     client.set_terminated(bare, "FAILED")
     client.set_terminated(run("measured", "curve", 3000))
-    return Store(uri, main, bare)
+    return SimpleNamespace(uri=uri, main=main, bare=bare)
 
 
 def test_main_runs_come_newest_first_with_params_and_metrics(store):
@@ -91,7 +85,7 @@ def test_main_runs_come_newest_first_with_params_and_metrics(store):
     assert table.index.tolist() == [store.bare, store.main]  # the curve's run is none
     row = table.loc[store.main]
     assert (row["params.drafter.name"], row["metrics.speedup"], row["status"]) == ("ngram", 1.3, "FINISHED")
-    run = mlflow_runs.latest_run(store.uri, "specdec")
+    run = own_run(store.uri, "specdec")
     assert run.name == "ngram gamma 4" and store.main in run.source
 
 
@@ -239,9 +233,6 @@ def test_gammas_mixed_in_a_cell_are_refused(make_rounds, stored_run):
     mixed = pd.concat([make_rounds({"a": [2, 2]}, 2), make_rounds({"a": [1, 0]}, 1).assign(gamma=2)])
     with pytest.raises(UsageError, match=r"rounds.parquet: round 0 of prompt 'a' stands twice at gamma 2, so rounds"):
         stored_run(mixed).rounds()
-    two = pd.concat([make_rounds({"a": [2, 1]}, 2), make_rounds({"a": [1, 1]}, 1)])
-    with pytest.raises(ValueError, match=r"several gammas, \[1, 2\]: choose one"):
-        accepted_length_table(two, 0.5)
 
 
 def test_tables_that_are_none_are_refused(stored_run):
