@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specdec.analysis.read import foreign
-from specdec.analysis.read.facts import LOAD, LOAD_FOLDER
+from specdec.analysis.read.facts import LOAD, LOAD_FOLDER, STATUS_FILE, unsettled
 from specdec.commands.failures import OneSentence, told_faults
 from specdec.errors import UsageError
 from specdec.progress import Stage, stage
@@ -107,13 +107,14 @@ def report(arguments: Sequence[str]) -> list[Path]:
 def _write(options: argparse.Namespace, under_way: Stage) -> list[Path]:
     from specdec.analysis.pages.html import Chapter, write_report
     from specdec.analysis.pages.report_chapters import run_chapters
-    from specdec.analysis.read.find_runs import find_runs, unsettled_below
+    from specdec.analysis.read.find_runs import find_runs
     from specdec.analysis.study_sets import study_chapters
 
     chapters: list[Chapter] = []
     how = "measured"
     if options.runs:
-        for folder in unsettled_below(options.runs):
+        folders = [path.parent for name in options.runs for path in Path(name).rglob(STATUS_FILE)]
+        for folder in filter(unsettled, folders):
             from specdec.folder.killed_runs import settle
 
             settle(folder)

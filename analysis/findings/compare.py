@@ -97,13 +97,8 @@ def comparable(opened: Sequence[RunArms]) -> list[Comparable]:
 
 
 def _by_prompts(members: Sequence[RunArms]) -> list[list[RunArms]]:
-    """Group the runs of one setting by shared prompts; tokens are read only where the prompt sets differ."""
-    arms = [_first(member) for member in members]
-    hashes = {content_hash(arm.run, "prompts") for arm in arms}
-    texts: list[Texts] = []
-    for arm in arms:
-        tokens = prompt_tokens(arm.run) if len(hashes) > 1 or "" in hashes else {}
-        texts.append(Texts((name, tokens.get(name)) for name in map(str, arm.sums.index)))
+    """Group the runs of one setting by shared prompts."""
+    texts = _texts([_first(member) for member in members])
     groups: list[tuple[Texts, list[int]]] = []
     for place in sorted(range(len(members)), key=lambda at: -len(texts[at])):
         for at, (common, places) in enumerate(groups):
@@ -117,6 +112,13 @@ def _by_prompts(members: Sequence[RunArms]) -> list[list[RunArms]]:
     return [[members[place] for place in places] for places in ordered]
 
 
+def _texts(arms: Sequence[RunArm]) -> list[Texts]:
+    """Return the prompts of each arm; tokens are read only where the prompt sets differ."""
+    hashes = {content_hash(arm.run, "prompts") for arm in arms}
+    tokens = [prompt_tokens(arm.run) if len(hashes) > 1 or "" in hashes else {} for arm in arms]
+    return [Texts((name, own.get(name)) for name in arm.sums.index) for arm, own in zip(arms, tokens, strict=True)]
+
+
 def told_apart(names: Sequence[str]) -> list[str]:
     """Number the names that are alike."""
     numbers = [names[: place + 1].count(name) for place, name in enumerate(names)]
@@ -125,17 +127,13 @@ def told_apart(names: Sequence[str]) -> list[str]:
 
 def common_prompts(arms: Sequence[RunArm]) -> tuple[list[str], str]:
     """Return the prompts that all arms have, with the same text, in order, and a sentence on how they pair."""
-    names = sorted(set.intersection(*(set(arm.sums.index) for arm in arms)))
+    names = set.intersection(*(set(arm.sums.index) for arm in arms))
     sizes = [len(arm.sums) for arm in arms]
     if len(arms) == 1:
-        return names, f"{counted(len(names), 'prompt')}."
-    hashes = {content_hash(arm.run, "prompts") for arm in arms}
-    renamed: set[str] = set()
-    if names and (len(hashes) > 1 or "" in hashes):
-        texts = [prompt_tokens(arm.run) for arm in arms]
-        renamed = {name for name in names if len({text.get(name) for text in texts}) > 1}
-    common = [name for name in names if name not in renamed]
-    dropped = f" {len(renamed)} with the same name and another text are left out." if renamed else ""
+        return sorted(names), f"{counted(len(names), 'prompt')}."
+    common = sorted(name for name, _ in frozenset.intersection(*_texts(arms)))
+    renamed = len(names) - len(common)
+    dropped = f" {renamed} with the same name and another text are left out." if renamed else ""
     if not common:
         return [], f"The runs share no prompt, so nothing can be paired: run them with the same prompts.{dropped}"
     if len(set(sizes)) == 1 and len(common) == sizes[0]:
@@ -164,12 +162,12 @@ def content_hash(run: Run, part: str) -> str:
         return ""
 
 
-def comparison_section(runs: Sequence[Run], replicates: int | None = None) -> Section:
+def comparison_section(runs: Sequence[Run]) -> Section:
     """Compare runs in one section. ValueError without runs. UsageError if one lacks rounds of its primary gamma."""
     if not runs:
         raise ValueError("there is no run to compare")
     groups = comparable([open_arms(run) for run in runs])
-    parts = [section for group in groups for section in comparison_sections(group, groups, replicates)]
+    parts = [section for group in groups for section in comparison_sections(group, groups)]
     return Section(
         "Comparison of runs",
         (*groups_in_words(groups), *(text for part in parts for text in part.text)),
@@ -188,14 +186,11 @@ def groups_in_words(groups: Sequence[Comparable]) -> list[str]:
     return [said] if len(groups) > 1 else []
 
 
-def comparison_sections(
-    group: Comparable, groups: Sequence[Comparable], replicates: int | None = None
-) -> tuple[Section, Section]:
+def comparison_sections(group: Comparable, groups: Sequence[Comparable]) -> tuple[Section, Section]:
     """Return the leaderboard of a group, and what stands behind it: pairs, ranks, notes, the best gamma of each run.
     Runs whose outputs are refuted are named first and not ranked.
 
-    Args: groups: all that the page compares; where there are several, each says which it is. replicates: None for those
-    of the runs' own intervals.
+    groups: all that the page compares; where there are several, each says which it is.
     """
     start = f"**{group.heading}.** " if len(groups) > 1 else ""
     first, second = (name if len(groups) < 2 else f"{name}: {group.heading}" for name in (LEADERBOARD, BEHIND))
@@ -206,7 +201,7 @@ def comparison_sections(
     if not places:
         return Section(first, (f"{start}No run is ranked.",)).beginning(refuted), Section(second)
     runs, opened = [group.runs[place] for place in places], [group.members[place] for place in places]
-    replicates = replicates or int(runs[0].params.get("measurement.bootstrap", 10_000))
+    replicates = int(runs[0].params.get("measurement.bootstrap", 10_000))
     arms = [every[place] for place in places]
     labels = [named[place] for place in places]
     prompts, pairing = common_prompts(arms)
@@ -243,7 +238,7 @@ def comparison_sections(
     )
     tables = [("Pairs: difference and ratio, same prompts resampled for both", pair_table(scores, pairs))]
     if not scores.too_few:
-        tables.append((f"Share of replicates in which a run holds a rank by {name}", rank_table(scores, quantity)))
+        tables.append((f"Share of replicates in which a run holds a rank by {name}", rank_table(scores)))
     number = f"_{groups.index(group) + 1}" if len(groups) > 1 else ""
     figures = []
     for kind in dict.fromkeys((quantity, "tokens_per_round")):
@@ -255,8 +250,8 @@ def comparison_sections(
             title += unclear if close else ", told apart from all others"
         figure = leaderboard_figure(scores, kind, title=f"{title}\n{group.heading}")
         figures.append((f"leaderboard_{kind}{number}", figure))
-    answer = tuple(part for part in (start + leaderboard_in_words(scores, quantity), missing) if part)
-    board = leaderboard(scores, arms, prompts, replicates, quantity)
+    answer = tuple(part for part in (start + leaderboard_in_words(scores), missing) if part)
+    board = leaderboard(scores, arms, prompts, replicates)
     behind = tuple(part for part in (in_pairs, *notes) if part)
     sections = (
         Section(first, answer, ((caption, board),), tuple(figures[:1])).ending(loops).beginning(refuted, doubt),
@@ -309,8 +304,9 @@ def pair_in_words(scores: ScoredArms, quantity: str, first: int, second: int) ->
     return f"{verb} by {gain:.0%}"
 
 
-def leaderboard_in_words(scores: ScoredArms, quantity: str) -> str:
+def leaderboard_in_words(scores: ScoredArms) -> str:
     """Say which arm is first, how firmly, and which cannot be told from it."""
+    quantity = scores.ranked
     order, name = scores.order(quantity), quantity.replace("_", " ")
     best = order[0]
     first = f"{scores.labels[best]} has the highest {name}, {scores.interval(quantity, best):.2f}"
@@ -367,7 +363,7 @@ def score_gammas(arms: RunArms, replicates: int) -> ScoredArms:
     return score(sums, labels, list(sums[0].index), replicates, depths=list(arms), doubt=doubt)
 
 
-def best_gamma_in_words(arms: RunArms, label: str, replicates: int = 10_000) -> str:
+def best_gamma_in_words(arms: RunArms, label: str, replicates: int) -> str:
     """Say which gamma is fastest, how often it is so in the bootstrap, and which cannot be told from it."""
     gammas = list(arms)
     scores = score_gammas(arms, replicates)

@@ -22,7 +22,7 @@ from .summary import by_category, printed_metric
 TITLE = "Drafters side by side"
 BARS = {  # what a panel of bars shows: the metric of a drafter, and that of plain decoding
     "tokens per second": ("throughput/tokens_per_s", "throughput/baseline_tokens_per_s"),
-    "tokens per round": ("acceleration_rate", ""),
+    "tokens per round": ("acceleration_rate", ""),  # plain decoding commits one
 }
 COLUMNS = {  # metric: what the table calls it
     "speedup": "speedup",
@@ -32,6 +32,7 @@ COLUMNS = {  # metric: what the table calls it
     "alpha.mle": "alpha (MLE)",
 }
 OVERALL = "all"
+ByCategory = Mapping[str, Mapping[str, float]]  # metrics by category, and of all prompts
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,7 @@ class SideBySide:
 
 
 def drafters_section(run: Run) -> Section:
-    """Compare the drafters of one session in speedup and tokens per round, or say how to have several."""
-    if len(run.drafters) < 2:
-        return Section(TITLE, ("This session had one drafter: measurement.drafters=[NAME] adds others to it.",))
+    """Compare the several drafters of one session in speedup and tokens per round."""
     paired = SideBySide.of(run)
     scores = paired.scores
     clock = "Time is simulated by a cost model. " if run.simulated else ""
@@ -122,16 +121,20 @@ def category_bars(runs: Sequence[Run], labels: Sequence[str], *, title: str) -> 
     """Draw throughput above and tokens per round below, by category and for all prompts: bars of plain decoding and of
     each drafter ("Not So Speculative Decoding", Figures 3 and 4).
     """
-    categories = sorted(set.intersection(*(set(by_category(run.metrics)) for run in runs)))
+    figures: list[ByCategory] = [{**by_category(run.metrics), OVERALL: run.metrics} for run in runs]
+    categories = sorted(set.intersection(*map(set, figures)) - {OVERALL})
     names = [*(categories if len(categories) <= MOST_CATEGORIES else []), OVERALL]
+
+    def values(own: ByCategory, metric: str) -> list[Interval]:
+        return [Interval.from_metrics(own[name], metric) if metric else Interval(1.0) for name in names]
+
     simulated = runs[0].simulated
     timed = "simulated time" if simulated else "prefill apart"
     caption = f"95% prompt-bootstrap intervals, {timed}; all methods decoded the same prompts in one session."
     figure, axes = style.new_panels(title, caption, 6.6, 2, sharex=True)
     for panel, (quantity, (metric, plain)) in zip(axes[:, 0], BARS.items(), strict=True):
-        groups = {BASELINE: [_value(runs[0], name, plain) for name in names]}
-        for label, run in zip(labels, runs, strict=True):
-            groups[label] = [_value(run, name, metric) for name in names]
+        groups = {BASELINE: values(figures[0], plain)}
+        groups |= {label: values(own, metric) for label, own in zip(labels, figures, strict=True)}
         pictures.bars(panel, groups)
         panel.set_ylabel(f"simulated {quantity}" if simulated and "second" in quantity else quantity)
     style.legend_above(axes[0, 0], min(3, len(runs) + 1))
@@ -139,10 +142,3 @@ def category_bars(runs: Sequence[Run], labels: Sequence[str], *, title: str) -> 
     crowded = len(names) > 5
     last.set_xticks(range(len(names)), names, rotation=30 if crowded else 0, ha="right" if crowded else "center")
     return figure
-
-
-def _value(run: Run, category: str, metric: str) -> Interval:
-    if not metric:
-        return Interval(1.0)
-    values: Mapping[str, float] = run.metrics if category == OVERALL else by_category(run.metrics)[category]
-    return Interval.from_metrics(values, metric)

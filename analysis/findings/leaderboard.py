@@ -170,17 +170,12 @@ def categories(arms: Sequence[RunArm], prompts: Sequence[str]) -> dict[str, list
     return members if 1 < len(members) <= MOST_CATEGORIES and len(members) < len(prompts) else {}
 
 
-def leaderboard(
-    scores: ScoredArms,
-    arms: Sequence[RunArm],
-    prompts: Sequence[str],
-    replicates: int = 10_000,
-    quantity: str = "speedup",
-) -> pd.DataFrame:
-    """Return a line per arm, best first: `quantity` by category and overall, then tokens per round and its cost.
+def leaderboard(scores: ScoredArms, arms: Sequence[RunArm], prompts: Sequence[str], replicates: int) -> pd.DataFrame:
+    """Return a line per arm, best first: the `ranked` quantity by category and overall, tokens per round and its cost.
 
     scores: of the `arms` over all of these prompts.
     """
+    quantity = scores.ranked
     columns: dict[str, list[str]] = {"run": list(scores.labels), "gamma": [str(arm.gamma) for arm in arms]}
     sums = [arm.sums for arm in arms]
     for name, members in categories(arms, prompts).items():
@@ -194,10 +189,10 @@ def leaderboard(
     return table
 
 
-def rank_table(scores: ScoredArms, quantity: str = "speedup") -> pd.DataFrame:
+def rank_table(scores: ScoredArms) -> pd.DataFrame:
     """Return a line per arm, best first: the share of replicates in which it holds each rank, in whole per cents."""
-    order = scores.order(quantity)
-    shares = scores.rank_shares(quantity)[order]
+    order = scores.order(scores.ranked)
+    shares = scores.rank_shares(scores.ranked)[order]
     ranks = {f"rank {rank}" if rank > 1 else "best": column for rank, column in enumerate(shares.T, 1)}
     table = pd.DataFrame(ranks).map("{:.0%}".format)
     table.insert(0, "run", [scores.labels[arm] for arm in order])

@@ -71,8 +71,7 @@ def peers_section(run: Run) -> Section:
             }
         )
     for omitted in described.get("left_out", ()):
-        empty = dict.fromkeys(lines[0] if lines else ("its time per token over ours",), "–")
-        lines.append({**empty, "peer": omitted["peer"], "left out or failed": omitted["reason"]})
+        lines.append({"peer": omitted["peer"], "left out or failed": omitted["reason"]})
     few = too_few(prompts)
     slower = [name for name, ratio in ratios.items() if ratio.low > 1 and not few]
     faster = [name for name, ratio in ratios.items() if ratio.high < 1 and not few]
@@ -84,4 +83,4 @@ def peers_section(run: Run) -> Section:
         "Each engine generated from the same prompts in the same process, in turn with ours, at the fastest of the "
         "settings that were tried. Times include both sides' prefill; intervals are 95% prompt-bootstrap intervals.",
     ]
-    return Section(PEERS, (" ".join(said),), (("Every peer, and how both sides ran", pd.DataFrame(lines)),))
+    return Section(PEERS, (" ".join(said),), (("Every peer, and how both sides ran", pd.DataFrame(lines).fillna("–")),))

@@ -164,18 +164,14 @@ def curves_section(run: Run) -> Section:
         label = _labelled(name, run.simulated)
         table, lines = run.points(quantity), run.lines(quantity)
         points = dict(zip(table["gamma"], table["value"], strict=True))
-        gamma = run.primary_gamma if run.primary_gamma in points else next(iter(points), None)
-        title = label
-        if gamma is not None:  # what models expect there, and what was measured
-            expected = [
-                f"{lines[key][gamma]:.2f} {said}" for key, said in TITLED.items() if gamma in lines.get(key, {})
-            ]
-            clock = "on that clock" if label.startswith("simulated") else "measured"
-            seen = ", ".join([*expected, f"{points[gamma]:.2f} {clock}"])
-            title = f"{label[:1].upper()}{label[1:]} at γ {gamma}: {seen}"
+        gamma = next((at for at in points if at == run.primary_gamma), next(iter(points)))
+        # What models expect there, and what was measured.
+        expected = [f"{lines[key][gamma]:.2f} {said}" for key, said in TITLED.items() if gamma in lines.get(key, {})]
+        clock = "on that clock" if label.startswith("simulated") else "measured"
+        seen = ", ".join([*expected, f"{points[gamma]:.2f} {clock}"])
+        title = f"{label[:1].upper()}{label[1:]} at γ {gamma}: {seen}\n{run.title}"
         # The models besides these are about acceptance alone: in tokens per round they are seen without costs.
         shown = {key: lines[key] for key in PRICED if key in lines} if quantity == "speedup" else lines
-        title = f"{title}\n{run.title}"
         figure = run_figures.curve(
             table, shown, title=title, ylabel=label, basis=basis, primary_gamma=run.primary_gamma
         )

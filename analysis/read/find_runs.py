@@ -7,7 +7,6 @@ from typing import NamedTuple
 from specdec.errors import UsageError
 
 from ..sections import FinishedStudy
-from .facts import STATUS_FILE, unsettled
 from .mlflow_runs import RUN_ID, load_runs, open_run, study_ids
 from .runs import COMMAND, Run, open_folder
 from .studies import STUDY, finished_study, logged_study
@@ -54,12 +53,6 @@ def find_runs(names: Sequence[str], tracking_uri: str) -> Named:
         studies |= {study.source: study for study in named.studies if study.source not in studies}
         notes += named.notes
     return Named(list(runs.values()), list(studies.values()), notes)
-
-
-def unsettled_below(names: Sequence[str]) -> list[Path]:
-    """Return the folders of such runs (`unsettled`) in and below the folders among some names."""
-    folders = [path.parent for name in names if Path(name).is_dir() for path in Path(name).rglob(STATUS_FILE)]
-    return [folder for folder in folders if unsettled(folder)]
 
 
 def _in_folder(folder: Path) -> Named:

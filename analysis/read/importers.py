@@ -33,16 +33,9 @@ _NAMES = [module.name for module in pkgutil.iter_modules(foreign.__path__)]
 _MODULES = {name: import_module(f"{foreign.__name__}.{name}") for name in _NAMES}
 _FORMATS = {kind: module for kind, module in _MODULES.items() if hasattr(module, "read")}
 LOAD_FORMATS = {kind: module for kind, module in _MODULES.items() if hasattr(module, "load_points")}
-
-
-def auto(path: Path, choices: ImportChoices) -> list[Imported]:
-    """Return the data sets of a file whose kind is told from its content. UsageError if it is of none."""
-    return IMPORTERS[kind_of(path)](path, choices)
-
-
 IMPORTERS: dict[str, Callable[[Path, ImportChoices], list[Imported]]] = {
     **{kind: module.read for kind, module in _FORMATS.items()},
-    "auto": auto,
+    "auto": lambda path, choices: IMPORTERS[kind_of(path)](path, choices),  # the kind is told from the content
 }
 
 

@@ -34,8 +34,7 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
             turns: list[Choice] = []
             for choice in values["choices"]:
                 lengths = counts(line.where, "accept_lengths", choice.get("accept_lengths"), least=1, first=0)
-                steps = choice["decoding_steps"] if "decoding_steps" in choice else []
-                steps = counts(line.where, "decoding_steps", steps)
+                steps = counts(line.where, "decoding_steps", choice.get("decoding_steps", []))
                 turns.append((lengths, *per_turn(line.where, choice), steps))
             for lengths, *_ in turns:
                 firsts.add(lengths)

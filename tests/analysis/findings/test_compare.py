@@ -34,7 +34,7 @@ def test_a_run_that_other_work_disturbed_gets_no_rank_in_speed(stored_run):
     """Most rounds of the n-grams were disturbed: all runs are ranked by tokens per round, and no time has bounds."""
     busy = decoded(0.2, seed=1)
     busy["disturbed"] = (busy["method"] != "baseline") & (busy["round"] % 4 > 0)
-    section = compare.comparison_section([stored_run(busy), stored_run(decoded(0.8), "small_model")], replicates=300)
+    section = compare.comparison_section([stored_run(busy), stored_run(decoded(0.8), "small_model")])
     assert section.text[0].startswith("**No verdict on speed, only on tokens. ngram: the machine was busy with other")
     assert "small_model has the highest tokens per round, " in words(section)
     assert "in speedup" not in words(section) and "faster" not in words(section)
@@ -46,7 +46,7 @@ def test_a_run_that_other_work_disturbed_gets_no_rank_in_speed(stored_run):
 
 def test_the_faster_run_is_named_with_by_how_much(stored_run):
     good, poor = stored_run(decoded(0.8), "small_model"), stored_run(decoded(0.2, seed=1), "ngram")
-    section = compare.comparison_section([poor, good], replicates=300)
+    section = compare.comparison_section([poor, good])
     text = words(section)
     assert section.text[0].startswith("small_model has the highest speedup, ")
     assert "it is first in 100% of the replicates. Every other run is told apart from it." in text
@@ -70,7 +70,7 @@ def test_only_common_prompts_count_and_a_reused_name_is_none(stored_run):
     assert prompts == PROMPTS[1:9]
     assert sentence.startswith("Paired on the 8 prompts that all runs share (they have 12, 9). 1 with the same name")
     assert "share no prompt" in compare.common_prompts(arms[::2])[1]
-    section = compare.comparison_section([first, other], replicates=50)
+    section = compare.comparison_section([first, other])
     assert section.text[0].startswith("2 groups of runs, each compared within itself")
     assert words(section).count("One run, nothing to set it against") == 2
     assert not section.tables and not section.figures
@@ -86,7 +86,7 @@ def test_one_run_on_other_prompts_leaves_the_others_their_comparison(stored_run)
     together, *alone = compare.comparable(opened)
     assert together.runs == [*runs, cut] and [group.runs for group in alone] == [[other], [trial]]
     assert "12 prompts of" in together.heading and alone[0].heading == alone[1].heading[:-1] + "1"
-    board, behind = compare.comparison_sections(together, [together, *alone], replicates=50)
+    board, behind = compare.comparison_sections(together, [together, *alone])
     assert len(board.tables[0][1]) == 5 and "on 7 shared prompts" in board.tables[0][0]
     assert board.text[0].startswith(f"**{together.heading}.** drafter3 has the highest speedup")
     assert len(board.figures) == 1 and "Paired on the 7 prompts that all runs share" in words(behind)
@@ -98,7 +98,7 @@ def test_settings_are_never_mixed(stored_run):
     here = [stored_run(rounds, "oracle"), stored_run(decoded(0.3))]
     there = [stored_run(rounds, name, hardware="H200") for name in ("medusa", "hydra")]
     weights = stored_run(rounds, "lookahead", model="ffff0000")
-    section = compare.comparison_section([*here, *there, weights], replicates=50)
+    section = compare.comparison_section([*here, *there, weights])
     assert section.text[0].startswith("3 groups of runs, each compared within itself")
     assert "pocket (float32), EPYC [weights 1234abcd]" in section.text[0]
     for _, table in section.tables:
@@ -109,7 +109,7 @@ def test_settings_are_never_mixed(stored_run):
 
 def test_what_else_differs_is_named(stored_run):
     cold, warm = (stored_run(decoded(0.6), sampling__temperature=each) for each in ("0.0", "1.0"))
-    text = words(compare.comparison_section([cold, warm], replicates=50))
+    text = words(compare.comparison_section([cold, warm]))
     assert "sampling.temperature (0.0: ngram, temperature 0.0; 1.0: ngram, temperature 1.0)" in text
 
 
@@ -117,17 +117,17 @@ def test_loops_stand_in_the_answer(stored_run):
     none, some = stored_run(decoded(0.6)), stored_run(decoded(0.5), "oracle")
     some = replace(some, metrics={"repetition/share": 0.4})
     said = "Prompts with an output that falls into a loop: 40% in oracle."
-    assert compare.comparison_section([none, some], replicates=50).text[0].endswith(said)
-    assert compare.comparison_section([some], replicates=50).text[0].endswith(said)
-    assert "loop" not in words(compare.comparison_section([none, none], replicates=50))
+    assert compare.comparison_section([none, some]).text[0].endswith(said)
+    assert compare.comparison_section([some]).text[0].endswith(said)
+    assert "loop" not in words(compare.comparison_section([none, none]))
 
 
 def test_each_run_is_taken_at_its_own_gamma(stored_run):
     rounds = decoded(0.6, gammas=(1, 2))
     runs = [stored_run(rounds), stored_run(rounds, "oracle"), stored_run(rounds, structure__gamma="1")]
-    own = compare.comparison_section(runs[:2], replicates=50)
+    own = compare.comparison_section(runs[:2])
     assert "Each run at its own primary gamma." in words(own) and set(own.tables[0][1]["gamma"]) == {"2"}
-    assert set(compare.comparison_section(runs[::2], replicates=50).tables[0][1]["gamma"]) == {"1", "2"}
+    assert set(compare.comparison_section(runs[::2]).tables[0][1]["gamma"]) == {"1", "2"}
     same = [open_arms(runs[0])[gamma] for gamma in (1, 2, 2)]
     assert compare.arm_labels(same) == ["ngram, γ 1", "ngram, γ 2 #1", "ngram, γ 2 #2"]
     with pytest.raises(UsageError, match=r"no rounds at gamma 5, only at 1, 2: .* measurement.gammas=\[5\]"):
@@ -145,7 +145,7 @@ def test_the_best_gamma_has_a_probability(stored_run):
 
 def test_many_runs_are_each_set_against_the_best(stored_run):
     runs = [stored_run(decoded(0.3 + 0.05 * n, seed=n), f"drafter{n}") for n in range(6)]
-    section = compare.comparison_section(runs, replicates=100)
+    section = compare.comparison_section(runs)
     pairs = section.tables[1][1]
     assert len(pairs) == 5 and pairs["first"].nunique() == 1
     assert "Of 15 pairs, " in section.text[0]
@@ -159,11 +159,11 @@ def test_a_run_whose_outputs_are_refuted_is_named_first_and_not_ranked(stored_ru
 
     wrong = stored_run(decoded(0.9), "oracle", files=files(5))
     runs = [wrong, stored_run(decoded(0.3, seed=1)), stored_run(decoded(0.6, seed=2), "eagle", files=files(0))]
-    section = compare.comparison_section(runs, replicates=50)
+    section = compare.comparison_section(runs)
     assert section.text[0].startswith("**oracle: Outputs refuted: 5 of 12 differ")
     assert "** eagle has the highest speedup" in section.text[0]
     for _, table in section.tables:
         assert not table.isin(["oracle"]).any(axis=None) and table.isin(["eagle"]).any(axis=None)
     assert "oracle" not in " ".join(section.text[1:])
-    alone = compare.comparison_section([wrong], replicates=50)
+    alone = compare.comparison_section([wrong])
     assert alone.text[0].endswith("lossless decoding.** No run is ranked.") and not alone.tables

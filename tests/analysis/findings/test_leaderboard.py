@@ -55,10 +55,10 @@ def test_values_and_intervals_are_ratios_of_sums_with_a_prompt_bootstrap(arms):
 
 def test_rank_shares_count_the_replicates():
     drawn = np.array([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [2.0, 3.0, 1.0], [2.0, 2.0, 1.0], [3.0, 2.0, 2.0]])
-    scores = board.ScoredArms(("a", "b", "c"), (4, 4, 4), 5, {"x": drawn})
+    scores = board.ScoredArms(("a", "b", "c"), (4, 4, 4), 5, {"speedup": drawn})
     shares = [[(1 + 0 + 0.5 + 1) / 4, (0 + 1 + 0.5) / 4, 0], [1.5 / 4, (1 + 0.5 + 0.5) / 4, 0.5 / 4], [0, 1 / 8, 7 / 8]]
-    np.testing.assert_allclose(scores.rank_shares("x"), shares)
-    table = board.rank_table(scores, "x")
+    np.testing.assert_allclose(scores.rank_shares("speedup"), shares)
+    table = board.rank_table(scores)
     assert table["best"].tolist() == ["62%", "38%", "0%"]
     assert list(table.columns) == ["run", "best", "rank 2", "rank 3"]
 
