@@ -28,7 +28,7 @@ from IPython.display import Markdown
 
 from specdec.analysis.pages import notebook
 from specdec.analysis.papers import published, published_heads
-from specdec.analysis.research import accuracy_panels, heads_ablation, heads_accuracy, heads_training, heads_tree
+from specdec.analysis.research import heads_ablation, heads_accuracy, heads_training, heads_tree
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
@@ -72,7 +72,7 @@ notebook.show(*variants)
 # The paper's Figures 5 to 8, for ours: held-out text, one choice and five, beside the plain grounded heads.
 
 # %%
-panels = accuracy_panels.panels_section(ablations)
+panels = heads_ablation.panels_section(ablations)
 notebook.show(panels)
 
 # %% [markdown]

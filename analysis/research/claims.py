@@ -98,17 +98,8 @@ def claims(basis: ClaimEvidence | None = None) -> list[Claim]:
     """Return all claims with their answers, paper by paper."""
     basis = basis or evidence()
     papers = (
-        _leviathan,
-        _formulas,
-        _lenience,
-        _chen,
-        _stern,
-        _medusa,
-        _grounded,
-        _grounded_sessions,
-        _grounded_design,
-        _ngrammys,
-        _transition,
+        *(_leviathan, _formulas, _lenience, _chen, _stern, _medusa),
+        *(_grounded, _grounded_sessions, _grounded_design, _ngrammys, _transition),
     )
     return [claim for answers in papers for claim in answers(basis)]
 
@@ -118,10 +109,9 @@ def claims_on_real_model(basis: ClaimEvidence | None = None, path: Path = real_m
 
     No smaller model has its tokens: where papers draft with one, its own layers without some draft.
     """
-    runs = real_model.claim_runs(path)
     basis = replace(
         basis or evidence(),
-        runs=runs,
+        runs=real_model.claim_runs(path),
         sessions=real_model.heads_sessions(path),
         small="layer_skip",
         domains="HumanEval over MT-Bench",
@@ -146,9 +136,8 @@ def claims_table(basis: ClaimEvidence | None = None) -> pd.DataFrame:
 def claims_section(basis: ClaimEvidence | None = None) -> Section:
     """Return the table with how many verdicts of each kind there are."""
     table = claims_table(basis)
-    number = table["verdict"].value_counts()
-    text = "; ".join(f"{count} {verdict}" for verdict, count in number.items())
-    there = table.loc[table["verdict there"] != "–", ["verdict", "verdict there"]]
+    text = "; ".join(f"{count} {verdict}" for verdict, count in table["verdict"].value_counts().items())
+    there = table[table["verdict there"] != "–"]
     alike = int((there["verdict"] == there["verdict there"]).sum())
     second = f" {len(there)} were tested on {real_model.MODEL} too, with the same verdict for {alike}."
     second = second if len(there) else ""
@@ -286,13 +275,10 @@ def _leviathan(basis: ClaimEvidence) -> Iterator[Claim]:
     )
 
     uni, bi = results.alpha(basis.runs["unigram_sampled"]), results.alpha(basis.runs["bigram_sampled"])
-    ranges = [
-        _range(basis.values("2211.17192", "Table 3", "alpha", drafter=name, temperature=1.0))
-        for name in ("unigram", "bigram")
-    ]
+    table_3 = partial(basis.values, "2211.17192", "Table 3", "alpha", temperature=1.0)
     yield claim(
         "Even unigrams and bigrams have an α that is not negligible",
-        f"unigram {ranges[0]}, bigram {ranges[1]} at temperature 1",
+        f"unigram {_range(table_3(drafter='unigram'))}, bigram {_range(table_3(drafter='bigram'))} at temperature 1",
         f"unigram {uni:.3f}, bigram {bi:.3f} at temperature 1",
         SAME if min(uni.low, bi.low) > 0.01 else DIFFERENT if max(uni.high, bi.high) < 0.01 else OPEN,
         "The tables are counted on text like the target's",
@@ -449,7 +435,7 @@ def _chen(basis: ClaimEvidence) -> Iterator[Claim]:
     )
 
     more = results.more_tokens_per_round(code, "8", code, GAMMA)
-    ratio = results.speedup_ratio(code, "8", GAMMA)
+    ratio = results.arm_ratio(code, "8", GAMMA)
     yield claim(
         "Longer drafts accept more, and beyond some length decoding gets slower",
         "Figure 1, no figures printed",
@@ -479,7 +465,7 @@ def _stern(basis: ClaimEvidence) -> Iterator[Claim]:
     )
 
     block = results.tokens_per_round(run, GAMMA)
-    fast, ratio = results.speedup(run, GAMMA), results.speedup_ratio(run, GAMMA, "1")
+    fast, ratio = results.speedup(run, GAMMA), results.arm_ratio(run, GAMMA, "1")
     behind = Interval(block.estimate - fast.estimate, block.low - fast.high, block.high - fast.low)
     yield claim(
         "Wall clock gains less than iterations, and larger blocks end by losing time",
@@ -525,9 +511,7 @@ def _medusa(basis: ClaimEvidence) -> Iterator[Claim]:
         f"{_command(session)}; {ABLATIONS}",
     )
 
-    trees = {
-        entry["shape"]: entry for entry in heads_tree.trees_of(heads_tree.load_trees(), heads_ablation.INDEPENDENT)
-    }
+    trees = heads_tree.trees_of(heads_tree.load_trees())[heads_ablation.INDEPENDENT]
     sparse, dense = trees[f"{heads_tree.CHANCES} 64"], trees["product 4x4x4x4"]
     beyond = heads_ablation.difference(sparse, dense)
     yield claim(
@@ -539,14 +523,10 @@ def _medusa(basis: ClaimEvidence) -> Iterator[Claim]:
         "notebook 04, from `analysis/results/heads_tree.json`",
     )
 
-    lead, cold, exact, loose = (
-        results.metric(run, f"typical_acceptance/{name}")
-        for name in (
-            "typical.over_rejection.1",
-            "greedy.tokens_per_call.0",
-            "rejection.tokens_per_call.1",
-            "typical.tokens_per_call.1",
-        )
+    lead = results.metric(run, "typical_acceptance/typical.over_rejection.1")
+    cold, exact, loose = (
+        results.metric(run, f"typical_acceptance/{rule}.tokens_per_call.{temperature}")
+        for rule, temperature in (("greedy", 0), ("rejection", 1), ("typical", 1))
     )
     yield claim(
         "Rejection sampling accepts less as the temperature rises; typical acceptance does not",

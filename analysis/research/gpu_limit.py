@@ -13,7 +13,6 @@ import pandas as pd
 from specdec.errors import UsageError
 
 from ..figures import pictures, style
-from ..intervals import Interval
 from ..sections import Section
 
 RESULT = Path(__file__).parents[1] / "results" / "gpu.json"
@@ -116,18 +115,16 @@ def _calls(title: str, part: Mapping[str, Any]) -> Section:
         )
     figures = []
     for name in part["models"]:
-        mine = table[table["model"] == name]
-        with style.styled():
-            figure, axes = style.new_figure(
-                f"Calls of the {name}", "Medians with quartiles; dotted: reading the weights once."
-            )
-            for place, (how, rows) in enumerate(mine.groupby("how", sort=False)):
-                values = [Interval(row["ms"], row["low"], row["high"]) for row in rows.to_dict("records")]
-                pictures.line(axes, list(rows["tokens"]), values, style.look(place), str(how))
-            pictures.level(axes, float((mine["ms"] / mine["x weights"]).iloc[0]), "weights / bandwidth")
-            axes.set(xlabel="tokens of the call", ylabel="milliseconds")
-            axes.set_ylim(bottom=0)
-            axes.legend()
+        mine = table[table["model"] == name].rename(columns={"low": "ms_low", "high": "ms_high"})
+        ways = enumerate(mine.groupby("how", sort=False))
+        lines = {str(how): pictures.over(rows, "tokens", "ms", style.look(place)) for place, (how, rows) in ways}
+        reading = float((mine["ms"] / mine["x weights"]).iloc[0])
+        figure = pictures.chart(
+            pictures.Panel("milliseconds", lines, level=(reading, "weights / bandwidth"), zero=True),
+            title=f"Calls of the {name}",
+            caption="Medians with quartiles; dotted: reading the weights once.",
+            xlabel="tokens of the call",
+        )
         figures.append((f"gpu_calls_{name}", figure))
     return Section(title, tuple(text), (("Calls on n tokens", table.round(3)),), tuple(figures))
 

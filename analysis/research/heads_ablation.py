@@ -1,20 +1,23 @@
-"""Ablations of heads: grounded against independent heads, each variant against the plain grounded ones, and how many
-heads pay. Reads `results/heads_ablation.json`, which holds counts of every prompt, so that each figure is made anew.
+"""Ablations of heads: grounded against independent heads, each variant against the plain grounded ones, how many heads
+pay, and accuracy by head of every variant as the figures of "Not So Speculative Decoding" have it (its Figures 5 to 8).
+Reads `results/heads_ablation.json`, which holds counts of every prompt, so that each figure is made anew.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from specdec.errors import UsageError
 
 from ..comparisons import listed
 from ..figures import pictures, style
-from ..intervals import ANY, SHARE, Columns, Interval, bootstrap
+from ..intervals import ANY, POSITIVE, SHARE, Columns, Interval, Range, bootstrap
 from ..sections import Section, counted
 from .committed import BENCHMARK, RESULTS, Measured, load_figures, paired, rate, rate_difference
 from .heads_training import accuracy_by_head
@@ -23,6 +26,7 @@ RESULT = RESULTS / "heads_ablation.json"
 COMMAND = BENCHMARK.format("test_heads_ablation")
 GROUNDED, INDEPENDENT = "grounded", "medusa"
 TREE, CHAIN = "tree", "chain"
+PANELS, PANELS_ABREAST = "Accuracy by head, for every variant", 3
 PUBLISHED_GAIN = 0.43
 PUBLISHED = f'+{PUBLISHED_GAIN} ("Not So Speculative Decoding", Vicuna-7B)'
 WORDS = {  # variant -> its name in sentences
@@ -151,24 +155,21 @@ class Steepness:
 
 def steepness(first: Measured, second: Measured) -> Steepness:
     """Compare two entries with as many heads, on the same prompts."""
-    heads = range(1, min(int(entry["heads"]["count"]) for entry in (first, second)) + 1)
+    table, last = both(first, second), min(int(entry["heads"]["count"]) for entry in (first, second))
 
-    sides = {"first": "", "second": "_over"}
+    def compared(value: Callable[[Columns, str], np.ndarray], within: Range) -> dict[str, Interval]:
+        def values(sums: Columns) -> dict[str, np.ndarray]:
+            sides = {"first": value(sums, ""), "second": value(sums, "_over")}
+            return sides | {"difference": sides["first"] - sides["second"]}
 
-    def values(sums: Columns) -> Mapping[str, np.ndarray]:
-        shares: dict[str, np.ndarray] = {}
-        for side, end in sides.items():
-            for head in heads:
-                shares[f"{side}_{head}"] = sums[f"hits_{head}{end}"] / sums[f"asked_{head}{end}"]
-            shares[side] = shares[f"{side}_{heads[-1]}"] / shares[f"{side}_{heads[0]}"]
-        shares |= {f"difference_{head}": shares[f"first_{head}"] - shares[f"second_{head}"] for head in heads}
-        return shares | {"difference": shares["first"] - shares["second"]}
+        return bootstrap(table, values, ranges={"first": within, "second": within, "difference": ANY})
 
-    ranges = dict.fromkeys((f"{side}_{head}" for side in sides for head in heads), SHARE)
-    ranges |= dict.fromkeys(("difference", *(f"difference_{head}" for head in heads)), ANY)
-    intervals = bootstrap(both(first, second), values, ranges=ranges)
-    lines = [{"head": head} | {side: intervals[f"{side}_{head}"] for side in (*sides, "difference")} for head in heads]
-    return Steepness(pd.DataFrame(lines), *(intervals[name] for name in (*sides, "difference")))
+    def accuracy(head: int, sums: Columns, end: str) -> np.ndarray:
+        return sums[f"hits_{head}{end}"] / sums[f"asked_{head}{end}"]
+
+    lines = [{"head": head, **compared(partial(accuracy, head), SHARE)} for head in range(1, last + 1)]
+    falls = compared(lambda sums, end: accuracy(last, sums, end) / accuracy(1, sums, end), POSITIVE)
+    return Steepness(pd.DataFrame(lines), **falls)
 
 
 def grounding_section(entries: Sequence[Measured]) -> Section:
@@ -355,6 +356,83 @@ def count_section(entries: Sequence[Measured]) -> Section:
     text = (f"{answer}: {steps_in_words}.", "A head that a tree has no level for is not computed.")
     caption = "Of five heads trained together, the first 1 to 5 in use"
     return Section(title, text, ((caption, shown),), (("heads_count", figure),))
+
+
+def panels_section(path: Path | str = RESULT) -> Section:
+    """Draw held-out accuracy by head of every variant, with one choice and with five, and say which of their heads are
+    right more often than the plain grounded ones; where there is no result yet, say what makes it.
+    """
+    try:
+        entries = load_ablation(path)
+    except UsageError as error:
+        return Section(PANELS, (str(error),))
+    plain = deepest(entries, GROUNDED, TREE)
+    variants = {words: entry for name, words in WORDS.items() if (entry := deepest(entries, name, TREE))}
+    if plain is None or not variants:
+        return Section(PANELS, (f"The ablations lack {GROUNDED} or its variants: `{COMMAND}` measures them.",))
+    beyond = {words: list(steepness(entry, plain).heads["difference"]) for words, entry in variants.items()}
+    prompts = counted(len(plain["by_prompt"]["prompts"]), "prompt")
+    told = []
+    for label, side in (("Right more often", 1), ("Less often", -1)):
+        named = [
+            f"{words} (head{'s' * (len(heads) > 1)} {', '.join(heads)})"
+            for words, differences in beyond.items()
+            if (heads := [str(head) for head, difference in enumerate(differences, 1) if difference.side == side])
+        ]
+        told += [f"{label}: {'; '.join(named)}."] if named else []
+    level = [words for words, differences in beyond.items() if not any(difference.side for difference in differences)]
+    told += [f"Not told apart at any head: {', '.join(level)}."] if level else []
+    text = (
+        f"Top-1 accuracy along the target's own text of {prompts}, against plain grounded heads. {' '.join(told)}",
+        f"{sum(map(len, beyond.values()))} heads are set against one each: about one in twenty 95% intervals leaves "
+        "out 0 by chance. The panels are of held-out text, which the target did not write, without intervals.",
+    )
+    lines = []
+    for words, measured in {"plain": plain, **variants}.items():
+        line: dict[str, Any] = {"variant": words, "trained, tokens": int(measured["training"]["tokens"])}
+        pairs = zip(measured["heldout"]["top1"], measured["heldout"]["top5"], strict=True)
+        line |= {f"head {head}": f"{one:.3f} / {five:.3f}" for head, (one, five) in enumerate(pairs, 1)}
+        if words in beyond:
+            line["own text, head 1"] = f"{beyond[words][0]:+.3f}"
+            line["own text, last head"] = f"{beyond[words][-1]:+.3f}"
+        lines.append(line)
+    table = pd.DataFrame(lines).fillna("")  # plain heads have nothing to be set against
+    caption = "Top-1 / top-5 accuracy on held-out text by head; top-1 beyond plain grounded heads along the own text"
+    figure = _panels(
+        variants,
+        plain,
+        title=f"Accuracy by head on held-out text\n{plain['decoding']['model']}, "
+        f"{plain['training']['tokens']:,} tokens of training",
+        caption="Shares of held-out text, given the true tokens before; no intervals. Filled: the right token is the "
+        "first choice; open: it is among five. Grey: plain grounded heads.",
+    )
+    return Section(PANELS, text, ((caption, table),), (("heads_accuracy_panels", figure),))
+
+
+@style.in_style
+def _panels(variants: Mapping[str, Measured], plain: Measured, *, title: str, caption: str) -> Figure:
+    """Draw a panel for each variant over the number of the head, all on one scale."""
+    rows = -(-len(variants) // PANELS_ABREAST)
+    figure, grid = style.new_panels(title, caption, 1.3 + 1.75 * rows, rows, PANELS_ABREAST, sharex=True, sharey=True)
+    panels = list(grid.flat)
+    for axes, (words, measured) in zip(panels, variants.items(), strict=False):
+        axes.set_title(style.wrapped(words, 20), fontsize=10)
+        for entry, colour, marker, dash in (plain, style.GREY, "s", style.DOTTED), (measured, style.BLUE, "o", "-"):
+            for top, face in (("top1", colour), ("top5", "white")):
+                values = entry["heldout"][top]
+                axes.plot(range(1, len(values) + 1), values, color=colour, marker=marker, linestyle=dash, linewidth=1.6,
+                          markersize=4.5, markerfacecolor=face)  # fmt: skip
+    pictures.percent_axis(panels[0])  # once all is drawn: it ends the scaling of the shared axis
+    heads = range(1, max(len(entry["heldout"]["top1"]) for entry in (plain, *variants.values())) + 1)
+    for place, axes in enumerate(panels):
+        axes.tick_params(labelsize=9)
+        axes.set_xticks(list(heads))
+        if place >= len(variants):
+            axes.set_visible(False)
+        elif place + PANELS_ABREAST >= len(variants):  # the lowest panel of its column
+            axes.set_xlabel("head", fontsize=10)
+            axes.tick_params(labelbottom=True)
+    return figure
 
 
 def _setting(measured: Measured) -> str:

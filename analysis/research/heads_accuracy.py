@@ -5,6 +5,7 @@ positions, so that texts are resampled for both at once.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -74,23 +75,21 @@ def accuracies(by_kind: Mapping[str, Measured]) -> pd.DataFrame:
     the right token was among the most likely 1 or 5, given the true tokens before; lead: grounded_top1 less
     independent_top5, at the same positions.
     """
-    heads = head_count(by_kind)
+    table = both_kinds(by_kind)
 
-    def values(sums: Columns) -> Mapping[str, np.ndarray]:
+    def values(head: int, sums: Columns) -> Mapping[str, np.ndarray]:
         shares = {
-            f"{word}_{top}_{head}": sums[f"{top}_{head}_{kind}"] / sums[f"asked_{head}_{kind}"]
+            f"{word}_{top}": sums[f"{top}_{head}_{kind}"] / sums[f"asked_{head}_{kind}"]
             for kind, word in KINDS.items()
             for top in TOPS
-            for head in heads
         }
-        leads = {f"lead_{head}": shares[f"grounded_top1_{head}"] - shares[f"independent_top5_{head}"] for head in heads}
-        return shares | leads
+        return shares | {"lead": shares["grounded_top1"] - shares["independent_top5"]}
 
-    shares = [f"{word}_{top}" for word in KINDS.values() for top in TOPS]
-    names = [*shares, "lead"]
-    ranges = {f"{name}_{head}": Range(-1.0, 1.0) if name == "lead" else SHARE for name in names for head in heads}
-    intervals = bootstrap(both_kinds(by_kind), values, ranges=ranges)
-    return pd.DataFrame([{"head": head} | {name: intervals[f"{name}_{head}"] for name in names} for head in heads])
+    ranges = dict.fromkeys((f"{word}_{top}" for word in KINDS.values() for top in TOPS), SHARE)
+    ranges["lead"] = Range(-1.0, 1.0)
+    return pd.DataFrame(
+        {"head": head, **bootstrap(table, partial(values, head), ranges=ranges)} for head in head_count(by_kind)
+    )
 
 
 def accuracy_section(path: Path | str = RESULT) -> Section:

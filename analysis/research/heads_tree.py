@@ -27,16 +27,21 @@ def load_trees(path: Path | str = RESULT) -> list[Measured]:
     """
 
     def read(entries: list[Measured]) -> list[Measured]:
-        for tree in trees_of(entries):
-            prompt_counts(tree)
+        for trees in trees_of(entries).values():
+            for tree in trees.values():
+                prompt_counts(tree)
         return entries
 
     return load_figures(path, COMMAND, "trees of heads", "trees of heads", read)
 
 
-def trees_of(entries: Sequence[Measured], heads: str | None = None) -> list[Measured]:
-    """Return the entries of trees, of one kind of heads or of all."""
-    return [entry for entry in entries if entry["shape"] != ACCURACY and heads in (None, entry["heads"])]
+def trees_of(entries: Sequence[Measured]) -> dict[str, dict[str, Measured]]:
+    """Return the entries of trees by kind of heads and shape."""
+    trees: dict[str, dict[str, Measured]] = {}
+    for entry in entries:
+        if entry["shape"] != ACCURACY:
+            trees.setdefault(entry["heads"], {})[entry["shape"]] = entry
+    return trees
 
 
 def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
@@ -46,13 +51,11 @@ def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
         entries = load_trees(path)
     except UsageError as error:
         return (Section(title, (str(error),)),)
-    kinds = list(dict.fromkeys(tree["heads"] for tree in trees_of(entries)))
-    by_kind = {heads: {tree["shape"]: tree for tree in trees_of(entries, heads)} for heads in kinds}
     searched = next(entry for entry in entries if entry["shape"] == ACCURACY)
-    judged = counted(len(by_kind[kinds[0]][JOINT]["by_prompt"]["prompts"]), "prompt")
     drawn_by_hand, products, lines = [], [], []
-    for heads, trees in by_kind.items():
+    for heads, trees in trees_of(entries).items():
         joint, drawn = trees[JOINT], trees[DRAWN]
+        judged = counted(len(joint["by_prompt"]["prompts"]), "prompt")  # the same for all kinds of heads
         beyond = {shape: f"{difference(trees[shape], drawn):+.3f}" for shape in (JOINT, CHANCES, OWN)}
         drawn_by_hand.append(
             f"With {heads} heads the tree of {joint['nodes']} nodes that was found jointly for all heads yields "
@@ -72,16 +75,8 @@ def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
         for shape, tree in trees.items():
             best = _by_chances(trees, int(tree["nodes"]))
             beside = tree is not best and best["nodes"] == tree["nodes"]
-            lines.append(
-                {
-                    "heads": heads,
-                    "tree": shape,
-                    "nodes": tree["nodes"],
-                    "depth": tree["depth"],
-                    "tokens per round": f"{tokens_per_round(tree):.3f}",
-                    "beyond the one by chances": f"{difference(tree, best):+.3f}" if beside else "",
-                }
-            )
+            gained = f"{difference(tree, best):+.3f}" if beside else ""
+            lines.append((heads, shape, tree["nodes"], tree["depth"], f"{tokens_per_round(tree):.3f}", gained))
     text = (
         " ".join(drawn_by_hand),
         "The joint search counts at every position which choices of the heads are right one after the other, and takes "
@@ -94,7 +89,8 @@ def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
         f"{' '.join(products)} {PUBLISHED}.",
     )
     caption = "Tokens per round; in the last column those beyond the tree of as many nodes that was found by chances"
-    return (Section(title, text, ((caption, pd.DataFrame(lines)),)),)
+    columns = ["heads", "tree", "nodes", "depth", "tokens per round", "beyond the one by chances"]
+    return (Section(title, text, ((caption, pd.DataFrame(lines, columns=columns)),)),)
 
 
 def _by_chances(trees: Mapping[str, Measured], most: int) -> Measured:

@@ -22,12 +22,7 @@ from .prediction_results import NAMES, errors_section
 RESULT = RESULTS / "real_model.json"
 COMMAND = BENCHMARK.format("test_real_model")
 MODEL = "SmolLM2-135M-Instruct"
-SETS = {
-    "mt_bench": "MT-Bench",
-    "gsm8k": "GSM8K",
-    "humaneval": "HumanEval",
-    "spec_bench": "Spec-Bench without MT-Bench",
-}
+SETS = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K", "humaneval": "HumanEval", "spec_bench": "Spec-Bench without MT-Bench"}
 STUDIES = ("bigram", "lenience", "ngrammys_ablation", "ngrammys_grid", "phase_transition")
 ALONG, DECODING, STUDY, HEADS = "along", "decoding", "study", "heads"  # parts of the benchmark
 MODELS = dict(zip(NAMES, ("capped_geometric.text", "markov", "stretches"), strict=True))  # as in the results

@@ -17,14 +17,15 @@ def test_the_trees_that_come_along_are_those_that_were_judged():
         return list(structures.build(composed_values(f"structure={name}")["structure"]).tree.parents)
 
     found = heads_tree.load_trees()
+    trees = {(heads, shape): each for heads, own in heads_tree.trees_of(found).items() for shape, each in own.items()}
     (section,) = heads_tree.tree_sections()
-    assert section.text and len(section.tables[0][1]) == len(heads_tree.trees_of(found))
+    assert section.text and len(section.tables[0][1]) == len(trees) == len(found) - 2
     counted = {each["heads"]: each for each in found if each["shape"] == ACCURACY}
     paths = {
         heads: [tuple(map(int, path.split())) for path, times in each["paths"].items() for _ in range(times)]
         for heads, each in counted.items()
     }
-    judged = {(each["heads"], each["shape"]): each["parents"] for each in heads_tree.trees_of(found)}
+    judged = {name: each["parents"] for name, each in trees.items()}
     assert shipped("heads_medusa") == judged["medusa", OWN] == list(tree_of_paths(paths["medusa"], 8).parents)
     assert shipped("heads") == judged["grounded", DRAWN] == judged["medusa", DRAWN]
     both = list(tree_of_paths(paths["medusa"] + paths["grounded"], 8).parents)
@@ -32,7 +33,6 @@ def test_the_trees_that_come_along_are_those_that_were_judged():
     chances = list(best_tree(counted["medusa"]["accuracy"], 8, 4).parents)
     assert judged["medusa", CHANCES] == judged["grounded", CHANCES] == chances
     # The YAMLs of the trees say these differences.
-    trees = {(each["heads"], each["shape"]): each for each in heads_tree.trees_of(found)}
     for heads, gain in (("medusa", "0.091 (0.058 to 0.122)"), ("grounded", "-0.014 (-0.036 to 0.004)")):
         assert f"{difference(trees[heads, OWN], trees[heads, DRAWN]):.3f}" == gain
     assert difference(trees["grounded", JOINT], trees["grounded", DRAWN]).low < 0
