@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar, nnls
 
 from specdec.theory.roofline import Product, call_bytes, call_flops, padded_rows, ridge_rows
@@ -103,22 +104,14 @@ def _least_squares(
 ) -> tuple[float, tuple[float, float, float]]:
     """Return the misfit, and (fixed, seconds per cached token, seconds per operation)."""
     one = np.ones(len(seconds))
-
-    def linear(rest: np.ndarray, columns: Sequence[np.ndarray]) -> tuple[float, list[float]]:
-        """Fit coefficients of `columns` to what `rest`, known seconds, leaves; columns are scaled for the solver."""
-        scales = np.array([column.max() for column in columns])
-        design = np.stack(columns, axis=1) / scales / seconds[:, None]
-        values, norm = nnls(design, 1 - rest / seconds)
-        return float(norm), [float(value) for value in values / scales]
-
     if not overlap:
-        misfit, (fixed, *token, flop) = linear(reading, [one, *along, flops])
+        misfit, (fixed, *token, flop) = relative_fit(seconds, [one, *along, flops], reading)
         return misfit, (fixed, token[0] if token else 0.0, flop)
 
     # The longer of two is linear in the rest once the throughput is known: search over that one number.
     def at(log_flop: float) -> tuple[float, tuple[float, float, float]]:
         flop = float(np.exp(log_flop))
-        misfit, (fixed, *token) = linear(np.maximum(reading, flop * flops), [one, *along])
+        misfit, (fixed, *token) = relative_fit(seconds, [one, *along], np.maximum(reading, flop * flops))
         return misfit, (fixed, token[0] if token else 0.0, flop)
 
     fastest = np.log(seconds.max() / flops.max())  # all of the time is arithmetic
@@ -127,6 +120,16 @@ def _least_squares(
     bounds = (grid[max(start - 1, 0)], grid[min(start + 1, len(grid) - 1)])
     refined = minimize_scalar(lambda value: at(value)[0], bounds=bounds, method="bounded", options={"xatol": 1e-4})
     return min(at(float(refined.x)), at(float(grid[start])), key=lambda item: item[0])
+
+
+def relative_fit(seconds: np.ndarray, columns: ArrayLike, rest: np.ndarray | float = 0.0) -> tuple[float, list[float]]:
+    """Return the misfit, and the coefficients of at least 0 of `columns` [C, N] that with known seconds `rest` give
+    `seconds` [N], by least squares of the relative residuals.
+    """
+    design = np.asarray(columns, dtype=float)
+    scales = design.max(axis=1)  # for the solver
+    values, misfit = nnls(design.T / scales / seconds[:, None], 1 - rest / seconds)
+    return float(misfit), (values / scales).tolist()
 
 
 @dataclass(frozen=True)
@@ -155,3 +158,30 @@ def held_out(
         predicted = model.seconds(left["rows"].to_numpy(), left["context"].to_numpy())
         errors += list(np.abs(predicted / left["seconds"].to_numpy() - 1))
     return PredictionError(float(np.median(errors)), float(np.max(errors)), len(errors))
+
+
+def fit_server_calls(times: pd.DataFrame) -> tuple[dict[str, float], PredictionError]:
+    """Fit the calls of a study's `block_times` in rows, batches of B = k sequences of w + 1 tokens each, as a simulated
+    server has them (`specdec.cost_model.SimulatedCost`), where reading weights cannot be told from the fixed cost:
+
+        t = fixed + row x tokens + cached x context x B + key x tokens x (context + tokens / B),  tokens = B (w + 1)
+
+    Returns the coefficients by their names there, and how far they may be trusted beyond what was timed: the errors on
+    the largest batch of a fit that saw only smaller ones, NaN for fewer than three batches. ValueError if fewer than
+    three cells were timed.
+    """
+    # Median seconds by k (sequences), w (draft tokens of each) and context.
+    cells = times.dropna(subset="seconds").groupby(["k", "w", "context"])["seconds"].median().reset_index()
+    if len(cells) < 3:
+        raise ValueError(f"the cost of a batch needs at least three timed calls, got {len(cells)}")
+    k, w, context, seconds = (cells[name].to_numpy(dtype=float) for name in ("k", "w", "context", "seconds"))
+    tokens = k * (w + 1)
+    columns = np.stack([np.ones(len(cells)), tokens, context * k, tokens * (context + w + 1)])
+    largest = k == k.max()
+    errors = np.array([np.nan])
+    if cells["k"].nunique() > 2:
+        _, seen = relative_fit(seconds[~largest], columns[:, ~largest])
+        errors = np.abs(seen @ columns[:, largest] / seconds[largest] - 1)
+    _, values = relative_fit(seconds, columns)
+    error = PredictionError(float(np.median(errors)), float(np.max(errors)), int(largest.sum()))
+    return dict(zip(("fixed_s", "row_s", "cached_s", "key_s"), values, strict=True)), error

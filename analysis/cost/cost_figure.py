@@ -61,13 +61,7 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
                 axes.plot(n, np.where(drawn, bound, nan), color=style.BLACK, linewidth=1.3, linestyle=dash)
     if ridge is not None:
         axes.axvline(ridge, color=style.GREY, linewidth=1.3, linestyle=":")
-        axes.annotate(
-            f"n* = {ridge:.3g}",
-            (ridge, 0),
-            xytext=(4, 5),
-            textcoords="offset points",
-            color=style.GREY,
-        )
+        axes.annotate(f"n* = {ridge:.3g}", (ridge, 0), xytext=(4, 5), textcoords="offset points", color=style.GREY)
     axes.set(xlabel="n, tokens of a call (the draft and its root)", ylabel="t(n) / t(1)", xlim=(0, 1.02 * largest))
     axes.set_ylim(0, top if beyond else None)
     step = max(1, largest // 8)

@@ -6,7 +6,8 @@ from math import nan
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.optimize import nnls
+
+from .call_cost import relative_fit
 
 
 def experts_table(experts: pd.DataFrame, timed: Mapping[int, float]) -> pd.DataFrame:
@@ -47,9 +48,8 @@ def predicted_calls(rows: ArrayLike, reads: ArrayLike, seconds: ArrayLike, known
     seen = np.isin(rows, known)
     if seen.sum() < 2:
         raise ValueError(f"calls on {list(known)} tokens tell no two coefficients: give the n of two calls")
-    design, times = np.stack([reads, rows], axis=1).astype(float), np.asarray(seconds, dtype=float)
-    predicted: np.ndarray = design @ nnls(design[seen] / times[seen, None], np.ones(seen.sum()))[0]
-    return predicted
+    columns = np.stack([reads, rows]).astype(float)
+    return relative_fit(np.asarray(seconds, dtype=float)[seen], columns[:, seen])[1] @ columns
 
 
 def experts_in_words(experts: pd.DataFrame) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import nnls
+
+from .call_cost import relative_fit
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,9 @@ def round_seconds(
     """Fit the study's tables; drafts of trees by least squares of relative errors, no term negative."""
     medians = draft_times.groupby(["shape", "nodes", "depth"])["seconds"].median()
     trees = medians.loc["tree"].reset_index()
-    design = np.stack([np.ones(len(trees)), trees["depth"], trees["nodes"]], axis=1) / trees[["seconds"]].to_numpy()
-    fixed, level, node = nnls(design, np.ones(len(trees)))[0]
+    columns = [np.ones(len(trees)), trees["depth"], trees["nodes"]]
+    _, (fixed, level, node) = relative_fit(trees["seconds"].to_numpy(), columns)
     chains = medians.loc["chain"].groupby("depth").first().to_dict()
     # Drafts are accounted for above.
     calls = repeats_of(block_times, host_times.assign(draft_s=0.0))[0]
-    return RoundSeconds(calls, context, (float(fixed), float(level), float(node)), chains)
+    return RoundSeconds(calls, context, (fixed, level, node), chains)

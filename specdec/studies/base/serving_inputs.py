@@ -13,7 +13,7 @@ from statistics import fmean, median
 import numpy as np
 import pandas as pd
 
-from specdec.analysis.cost.server_calls import fit_server_calls
+from specdec.analysis.cost.call_cost import fit_server_calls
 from specdec.analysis.rounds import drafted
 from specdec.batching.batch_drafter import batch_drafter
 from specdec.batching.batch_target import batch_target
@@ -164,7 +164,7 @@ def cost_of_server(
     prompt = parts.prompts.prompts[0].tokens
     asked = [(batch, gamma) for batch in shapes["batches"] for gamma in (0, *shapes["gammas"])]
     times = bench.time_calls(prompt, asked, shapes["contexts"], calls, seconds, ("rows",))
-    fit = fit_server_calls(times)
+    coefficients, error = fit_server_calls(times)
     depths = sorted(set(shapes["gammas"]))
     chains = [structures.build({"name": "chain", "gamma": depth}) for depth in depths]
     drafts = time_drafts(parts.target, parts.chosen.drafter, chains, prompt, bench.timer("drafts", calls, seconds))
@@ -174,14 +174,14 @@ def cost_of_server(
     _, _, rest = host_seconds(output, bench.clock)
     values = {
         **dict.fromkeys(("token_s", "weights_s", "lookup_s", "lookup_share"), 0.0),
-        **fit.coefficients,
+        **coefficients,
         **{"name": "measured", "tile": 1, "overlap": False, "overhead_s": fmean(rest)},
         "source": f"calls on batches, drafts and commits timed in this run, {len(times):,} calls",
         "draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0},
     }
     cost = validated(SimulatedCost, values, where="cost")
     growth = _live_growth(bench, prompt, depths[-1], shapes["batches"][-1])
-    return ServerCost(cost, True, growth, times, (fit.median_error, fit.worst_error))
+    return ServerCost(cost, True, growth, times, (error.median, error.worst))
 
 
 _LIVE_TOKENS = 16  # of each text that is decoded to see what further sequences add

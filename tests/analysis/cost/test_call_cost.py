@@ -1,14 +1,17 @@
 """The cost model: what is put in comes out, by the tiles and overlap that made it, and the errors are honest."""
 
+import itertools
 import json
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from specdec.analysis.cost.call_cost import CallCost, call_table, fit_cost, held_out
+from specdec.analysis.cost.call_cost import CallCost, call_table, fit_cost, fit_server_calls, held_out
 from specdec.analysis.cost.cost_figure import cost_figure
 from specdec.analysis.cost.cost_report import cost_report
+from specdec.cost_model import DraftCost, SimulatedCost
 from specdec.theory.roofline import Product
 
 PRODUCTS = (
@@ -118,3 +121,35 @@ def test_a_disturbed_call_does_not_flatten_the_figure():
     figure = cost_figure(cost_report({"cells": stalled, "complete": True}, PRODUCTS, MACHINE), title="stalled")
     assert figure.axes[0].get_ylim()[1] < 20
     assert "1 point above the top" in figure.get_supxlabel().replace("\n", " ")
+
+
+TRUE = {"fixed_s": 4e-3, "row_s": 2e-4, "cached_s": 5e-7, "key_s": 3e-8}
+
+
+def times(batches=(1, 2, 8), true=TRUE):
+    rest = dict.fromkeys(("token_s", "weights_s", "lookup_s", "lookup_share", "overhead_s"), 0.0)
+    draft = DraftCost(fixed_s=0.0, step_s=0.0, cached_s=0.0)
+    cost = SimulatedCost(name="", source="", tile=1, overlap=False, draft=draft, **rest, **true)
+    cells = itertools.product(batches, (0, 1, 4), (64, 256), range(2))
+    lines = [(k, w, c, float(cost.seconds(k * (w + 1), c, k))) for k, w, c, _ in cells]
+    return pd.DataFrame(lines, columns=["k", "w", "context", "seconds"])
+
+
+def test_the_coefficients_that_made_the_times_are_found():
+    coefficients, error = fit_server_calls(times())
+    assert coefficients == pytest.approx(TRUE, rel=1e-6)
+    assert error.worst < 1e-6
+    table = times((1, 2))
+    table.loc[0, "seconds"] = float("nan")
+    coefficients, error = fit_server_calls(table)
+    assert coefficients["row_s"] == pytest.approx(TRUE["row_s"], rel=1e-6)
+    assert error.median != error.median
+    with pytest.raises(ValueError, match="at least three"):
+        fit_server_calls(times((1,)).head(2))
+
+
+def test_a_largest_batch_that_goes_another_way_shows_in_its_error():
+    table = times()
+    table.loc[table["k"] == 8, "seconds"] *= 2
+    _, error = fit_server_calls(table)
+    assert error.median == pytest.approx(0.5) and error.worst == pytest.approx(0.5)
