@@ -91,15 +91,5 @@ class Arms(Lazy[Arm]):
                 keys.setdefault(gamma, []).append((method, gamma))
         return Lazy({gamma: partial(self._joined, keys[gamma]) for gamma in sorted(keys)})
 
-    def of_one_drafter(self, primary_gamma: int) -> Mapping[int, pd.DataFrame]:
-        """Return `by_gamma`; ValueError for several drafters or cells, no baseline, or no primary gamma in it."""
-        methods = sorted({method for method, _ in self} - {*PLAIN})
-        arms = self.by_gamma()
-        if len(methods) != 1 or len(arms) == len(self) or self.texts["cell"].nunique() != 1:
-            raise ValueError(f"one cell with a baseline and one drafter is expected, got the drafters {methods}")
-        if primary_gamma not in arms:
-            raise ValueError(f"no rounds at the primary gamma {primary_gamma}, only at {sorted(arms)}")
-        return arms
-
     def _joined(self, keys: Sequence[Arm]) -> pd.DataFrame:
         return self[keys[0]] if len(keys) == 1 else pd.concat([self[key] for key in keys])

@@ -8,6 +8,7 @@ imported files have them, have the factors of acceptance alone, whose product is
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import nan, prod
 from typing import Any, NamedTuple
 
@@ -345,15 +346,13 @@ def gap_account(
     if t1_s is not None and not (t1_s > 0 and table["verify_s"].sum() > 0 and table["baseline_round_s"].sum() > 0):
         raise ValueError("the account needs positive times: t1, verification, and the baseline's rounds")
 
-    def statistic(sums: Columns) -> dict[str, np.ndarray]:
-        return account_values(sums, gamma=gamma, alpha=alpha, t1_s=t1_s)
-
     ranges = {
         **dict.fromkeys(("omega", "omega_bar", "replay", "tokens_per_round"), per_round(gamma)),
         **dict.fromkeys(("alpha", "draft", "restore", "overhead"), SHARE),
         **dict.fromkeys(("tokens_error", "speedup_error", "offered_error"), RELATIVE),
     }
-    intervals = bootstrap(table, statistic, replicates, ranges=ranges)
+    values = partial(account_values, gamma=gamma, alpha=alpha, t1_s=t1_s)
+    intervals = bootstrap(table, values, replicates, ranges=ranges)
     names = [
         name for factor in FACTORS for name in (PARTS if factor == "dependence" and "depth" in intervals else (factor,))
     ]

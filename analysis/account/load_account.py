@@ -11,6 +11,7 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
+from ..comparisons import printed
 from ..cost.load_forecast import (
     PlainCurve,
     Speculating,
@@ -61,16 +62,14 @@ def explain(tests: LoadTests, contexts: Sequence[float] = ()) -> tuple[Section, 
             lacks = f"--gamma {server}=K, the draft tokens per round"
             if curve is None or usable.empty:
                 lacks = "plain runs at 3 loads, and times between tokens of both at loads between them"
-            shared = table.merge(plain[0], on="in_flight", suffixes=("", "_plain")) if plain else pd.DataFrame()
-            shared = shared.dropna(subset=["step_ms", "step_ms_plain"]) if len(shared) else shared
-            what = (
-                "split of a step into draft and verification, and the forecast,"
-                if len(shared)
-                else "gain and its forecast"
-            )
-            sections.append(_requests(server, table, None, f"The {what} need {lacks}."))
+            what, shared = "gain and its forecast", pd.DataFrame()
+            if plain:
+                shared = table.merge(plain[0], on="in_flight", suffixes=("", "_plain"))
+                shared = shared.dropna(subset=["step_ms", "step_ms_plain"])
             if len(shared):
-                sections.append(_same_load(server, shared))
+                what = "split of a step into draft and verification, and the forecast,"
+            sections.append(_requests(server, table, None, f"The {what} need {lacks}."))
+            sections += [_same_load(server, shared)] if len(shared) else []
             continue
         limit, evidence = _limit(curve, server, round(gamma), facts, gauges)
         at = Speculating.of_point(usable.iloc[0].to_dict(), round(gamma), limit)
@@ -388,13 +387,10 @@ def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculati
                 f"memory admits only {at.admitted:.0f}; without that limit it would be {min(unlimited, largest):.0f}."
             )
         else:
+            worse = f"; that only {at.admitted:.0f} are admitted makes it worse beyond them"
             answer += (
                 f"each request then pays for {at.gamma + 1} tokens in a step, of which {lost:.1f} are thrown away"
-                + (
-                    f"; that only {at.admitted:.0f} are admitted makes it worse beyond them."
-                    if largest > at.admitted
-                    else "."
-                )
+                f"{worse if largest > at.admitted else ''}."
             )
     text = [
         f"**{answer}** Fitted to the plain runs and the point at {at.in_flight:g} in flight only"
@@ -416,8 +412,7 @@ def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculati
         if len(table):
             shown[f"{words}: error"] = error.map(lambda value: "" if value != value else f"{value:+.1%}")
     shown["per token, ms"] = made["token_ms"].map("{:.3g}".format)
-    ends = zip(made["gain"], made["gain_low"], made["gain_high"], strict=True)
-    shown["gain"] = [f"{value:.2f} ({low:.2f} to {high:.2f})" for value, low, high in ends]
+    shown["gain"] = printed(made, "gain", ".2f")
     tables = [("Forecast by load, 95%", pd.DataFrame(shown))]
     by_lengths = (("throughput", "Tokens/s"), ("ttft_ms", "First token, ms,"), ("token_ms", "Time per token, ms,"))
     for name, words in by_lengths:

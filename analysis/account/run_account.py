@@ -1,22 +1,30 @@
-"""The gap account of a run, of its categories and of its prompts, rebuilt from the run's files alone.
+"""The gap account of a run, of its categories and of its prompts, rebuilt from the run's files alone; and the sums
+behind that of imported rounds.
 
 A group's account is the same account over the group's prompts, so its factors multiply to the group's speedup. alpha is
 the group's own: under the run's alpha, all differences between groups would be called dependence. A group without a
 tested proposal has no alpha and takes the run's, so that `offered` says what is missing. t1 is the group's own too, the
 mean call of its baseline: at the same contexts and in the same minutes as what it is compared with.
+
+All of imported rounds rests on sums by prompt at each gamma, a few numbers per prompt, because all gammas of a long
+trace would not fit into memory. Where lengths are by position the factor `dependence` falls into three: differences
+between texts, dependence along a text, and what a draft's depth does.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import pandas as pd
 
-from specdec.config import BASELINE, NULL, ORIGINAL
+from specdec.config import BASELINE, NULL, ORIGINAL, PLAIN
 from specdec.errors import UsageError
+from specdec.theory.capped_geometric import tokens_per_round
 
 from ..arms import Arms
 from ..busy_machine import BusyMachine
+from ..intervals import SHARE, Columns, Interval, bootstrap, per_round
 from ..read.runs import Run
 from ..rounds import distinct_generations, prompt_categories, prompt_sums
 from .gap_account import Account, account_table, gap_account, shared_alpha
@@ -65,7 +73,11 @@ class SharedWork:
             replay, experts: as `Run.replay` and `Run.experts` read them.
         """
         shared = arms.shared()
-        by_gamma = shared.of_one_drafter(primary_gamma)
+        by_gamma, methods = shared.by_gamma(), sorted({method for method, _ in shared} - {*PLAIN})
+        if len(methods) != 1 or len(by_gamma) == len(shared) or shared.texts["cell"].nunique() != 1:
+            raise ValueError(f"one cell with a baseline and one drafter is expected, got the drafters {methods}")
+        if primary_gamma not in by_gamma:
+            raise ValueError(f"no rounds at the primary gamma {primary_gamma}, only at {sorted(by_gamma)}")
         plain = {method: prompt_sums(shared.plain(method)) for method in (BASELINE, ORIGINAL)}
         t1_s = float(arms.plain()["verify_s"].mean())
         if text is not None:
@@ -139,3 +151,46 @@ def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
 def account_of(run: Run, gamma: int | None = None) -> Account:
     """Return the account that the run logged, at `gamma` (None: the primary one). Raises as `account_sums` does."""
     return account_sums(run, gamma).account()
+
+
+def foreign_sums(run: Run) -> Mapping[int, pd.DataFrame]:
+    """Return the sums of an imported data set by prompt (index), by gamma.
+
+    They are those of `account_table`, with what `foreign_intervals` needs, and with lengths by position also own_rounds
+    and along_rounds: expected where each text has its own alpha, and counted where every draft token is as good as a
+    first one. Without such lengths alpha is fitted to the rounds; where nothing was ever tested there is none.
+    """
+    arms, text_alpha, replay = run.arms(), run.alpha_sums(), run.replay()
+    tables = {}
+    for gamma, rounds in arms.by_gamma().items():
+        alpha = shared_alpha(rounds, None)[1] if text_alpha.empty else text_alpha
+        counts = prompt_sums(rounds)[["accepted", "rejected", "tested", "offered"]]
+        full = (rounds["accepted"] == rounds["offered"]).groupby(rounds["prompt"], observed=True).sum()
+        texts = arms.texts[arms.texts["gamma"] == gamma]
+        requests = (texts["tokens"] / texts["rounds"]).groupby(texts["prompt"]).agg(["size", "sum"])
+        requests = requests.set_axis(["requests", "request_ratio"], axis=1)
+        full.index = full.index.astype("str")
+        table = account_table(rounds, None, gamma, alpha_sums=alpha).join([counts, full.rename("full"), requests])
+        if not text_alpha.empty:
+            own = (table["alpha_numerator"] / table["alpha_denominator"]).to_numpy()
+            caps = [table[f"cap_{cap}"] * tokens_per_round(own, cap) for cap in range(gamma + 1)]
+            along = replay[replay["gamma"] == gamma].groupby("prompt")["rounds"].sum()
+            expected = np.sum(caps, axis=0) / table["rounds"]
+            table = table.assign(along_rounds=along, own_rounds=table["tokens"] / expected)
+        tables[gamma] = table.astype(float)
+    return tables
+
+
+def foreign_intervals(table: pd.DataFrame, gamma: int, replicates: int) -> dict[str, Interval]:
+    """Return what pages on imports show besides the account; table: of `foreign_sums`, or a part of its prompts."""
+
+    def statistic(sums: Columns) -> dict[str, np.ndarray]:
+        return {
+            "alpha_mle": sums["accepted"] / sums["tested"],
+            "accepted_per_offered": sums["accepted"] / sums["offered"],
+            "full": sums["full"] / sums["rounds"],
+            "requests_mean": sums["request_ratio"] / sums["requests"],
+        }
+
+    shares = dict.fromkeys(("alpha_mle", "accepted_per_offered", "full"), SHARE)
+    return bootstrap(table, statistic, replicates, ranges={**shares, "requests_mean": per_round(gamma)})

@@ -17,8 +17,8 @@ from specdec.theory.capped_geometric import alpha_for, tokens_per_round
 from ..acceptance.estimates import estimate_alpha, hazards, kaplan_meier_tokens, omega_error, robust_error
 from ..acceptance.model_sections import model_sections
 from ..account.account_sections import factor_table
-from ..account.foreign_account import foreign_intervals, foreign_sums
 from ..account.gap_account import PARTS, Account, gap_account
+from ..account.run_account import foreign_intervals, foreign_sums
 from ..account.verdicts import curve_verdict, formula_verdict
 from ..figures import run_figures
 from ..intervals import POSITIVE, Columns, Interval, bootstrap, interval_of, per_round

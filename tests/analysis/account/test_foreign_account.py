@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from fixtures.imported_folders import folder_of
 
-from specdec.analysis.account.foreign_account import foreign_intervals, foreign_sums
 from specdec.analysis.account.gap_account import gap_account
+from specdec.analysis.account.run_account import foreign_intervals, foreign_sums
 from specdec.analysis.read import imported as of_a_file
 from specdec.analysis.read.imported import PositionText, imported
 
