@@ -10,7 +10,6 @@ import pandas as pd
 from .intervals import ANY, POSITIVE, SHARE, Interval, Range, per_round, with_replicates
 from .sections import joined
 
-LEVEL = 0.95
 OF_RULES = ["tokens", "rounds", "seconds", "offers", "log_likelihood", "tv", "otherwise"]
 """The columns of texts that `StrategyComparison.of_rules` reads."""
 RANGES_OF_RULES = {
@@ -66,7 +65,7 @@ class StrategyComparison:
 
     def interval(self, values: np.ndarray, within: Range = POSITIVE) -> Interval:
         """Return a statistic [1 + B] of the data and the replicates as an Interval; too few prompts give no bounds."""
-        return Interval.of_replicates(values, self.prompts, within, LEVEL)
+        return Interval.of_replicates(values, self.prompts, within)
 
     def table(
         self,

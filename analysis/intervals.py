@@ -20,6 +20,7 @@ Columns = Mapping[str, np.ndarray]  # sums by column name: scalars for the data,
 Value = Callable[[Columns], np.ndarray]
 Statistic = Callable[[Columns], Mapping[str, np.ndarray]]
 
+LEVEL = 0.95  # coverage that an interval aims at
 CHUNK = 2_000_000  # resampled prompt indices held at once
 KEPT = 15_000_000  # draws that are kept for the next statistic, 2 bytes each
 FEWEST = 5  # prompts that an interval and a verdict need, in every command: see `results/few_prompts.json`
@@ -80,13 +81,11 @@ class Interval:
     estimate: float
     low: float = nan
     high: float = nan
-    level: float = 0.95  # coverage that the interval aims at
+    level: float = LEVEL
     prompts: int = 0  # prompts that it rests on; 0 of a number that no prompts bound, or that were not counted
 
     @classmethod
-    def of_replicates(
-        cls, values: np.ndarray, prompts: int, within: Range = POSITIVE, level: float = 0.95
-    ) -> "Interval":
+    def of_replicates(cls, values: np.ndarray, prompts: int, within: Range = POSITIVE) -> "Interval":
         """Return a statistic with an interval that holds for few prompts, too.
 
         The bounds are the percentiles of the replicates, each moved away from the estimate by the factor `stretch` on
@@ -97,16 +96,16 @@ class Interval:
         values: of the data and of the replicates [1 + B].
         """
         estimate = float(values[0])
-        low, high = percentile_bounds(values[1:], level) if prompts >= FEWEST else (nan, nan)
+        low, high = percentile_bounds(values[1:]) if prompts >= FEWEST else (nan, nan)
         if isfinite(estimate):
             estimate = within.within(estimate)
         if not isfinite(estimate) or isnan(low):
-            return cls(estimate, level=level, prompts=prompts)
+            return cls(estimate, prompts=prompts)
         scale = within if isfinite(within.scaled(estimate)) else ANY
-        centre, factor = scale.scaled(estimate), stretch(prompts, level)
+        centre, factor = scale.scaled(estimate), stretch(prompts)
         moved = (scale.unscaled(centre + factor * (scale.scaled(within.within(end)) - centre)) for end in (low, high))
         low, high = (min(max(bound, within.low), within.high) for bound in moved)
-        return cls(estimate, min(low, estimate), max(high, estimate), level, prompts)
+        return cls(estimate, min(low, estimate), max(high, estimate), prompts=prompts)
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float], name: str) -> "Interval":
@@ -187,51 +186,48 @@ def bootstrap(
     statistic: Statistic,
     replicates: int = 10_000,
     seed: int = 0,
-    level: float = 0.95,
     ranges: Mapping[str, Range] | None = None,
 ) -> dict[str, Interval]:
     """Return the values of `statistic`, a function from column sums to named values, as `Interval.of_replicates`.
-    ValueError for no prompt, sums that are not finite, no replicates, a level outside (0, 1), or an impossible value.
+    ValueError for no prompt, sums that are not finite, no replicates, or an impossible value.
 
     table: a line per prompt; ranges: by name, of those values that are not just positive.
     """
     sums = table.to_numpy(dtype=float)
     if len(sums) == 0 or not np.isfinite(sums).all():
         raise ValueError("the bootstrap needs at least one prompt, and finite sums for all of them")
-    if replicates < 1 or not 0 < level < 1:
-        raise ValueError(f"replicates must be at least 1 and level between 0 and 1, got {replicates} and {level}")
+    if replicates < 1:
+        raise ValueError(f"replicates must be at least 1, got {replicates}")
     totals = with_replicates(sums, replicates, seed)
     with np.errstate(divide="ignore", invalid="ignore"):
         found = statistic(dict(zip(table.columns, totals.T, strict=True)))
     intervals = {}
     for name, values in found.items():
         try:
-            intervals[name] = Interval.of_replicates(values, len(sums), (ranges or {}).get(name, POSITIVE), level)
+            intervals[name] = Interval.of_replicates(values, len(sums), (ranges or {}).get(name, POSITIVE))
         except ValueError as error:
             raise ValueError(f"{name} is impossible: {error}") from None
     return intervals
 
 
-def interval_of(
-    table: pd.DataFrame, value: Value, within: Range = POSITIVE, replicates: int = 10_000, seed: int = 0
-) -> Interval:
+def interval_of(table: pd.DataFrame, value: Value, within: Range = POSITIVE, replicates: int = 10_000) -> Interval:
     """Return a single value of the column sums, which lies in the range `within`, as `bootstrap` does."""
-    return bootstrap(table, lambda sums: {"value": value(sums)}, replicates, seed, ranges={"value": within})["value"]
+    return bootstrap(table, lambda sums: {"value": value(sums)}, replicates, ranges={"value": within})["value"]
 
 
-def stretch(prompts: int, level: float = 0.95) -> float:
+def stretch(prompts: int) -> float:
     """Return how much further than a percentile of the prompt bootstrap a bound lies: sqrt(P / (P - 1)), by which the
     spread of P prompts is underestimated, times what Student's t with P - 1 degrees of freedom has over the normal law
     (Hesterberg 1411.5279, who moves to outer percentiles instead, and so never beyond the most extreme prompt).
     """
-    inside = (1 + level) / 2
+    inside = (1 + LEVEL) / 2
     return sqrt(prompts / (prompts - 1)) * float(stdtrit(prompts - 1, inside) / ndtri(inside))
 
 
-def percentile_bounds(values: np.ndarray, level: float) -> tuple[float, float]:
-    """Return the two percentiles that enclose `level` of the finite replicates; NaN if too many are not finite."""
+def percentile_bounds(values: np.ndarray) -> tuple[float, float]:
+    """Return the two percentiles that enclose `LEVEL` of the finite replicates; NaN if too many are not finite."""
     finite = values[np.isfinite(values)]
     if len(finite) < (1 - MOST_UNDEFINED) * len(values):
         return nan, nan
-    low, high = np.quantile(finite, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)

@@ -15,8 +15,7 @@ from scipy import stats
 
 from specdec.theory.capped_geometric import product_identity, tokens_per_round_slope
 
-from ..comparisons import LEVEL
-from ..intervals import Interval
+from ..intervals import LEVEL, Interval
 from ..rounds import prompt_sums
 
 
@@ -55,7 +54,7 @@ def estimate_alpha(rounds: pd.DataFrame) -> AlphaEstimate:
         return AlphaEstimate(Interval(nan), nan, 0, 0)
     alpha = accepted / tested
     wilson = stats.binomtest(accepted, tested).proportion_ci(LEVEL, method="wilson")
-    interval = Interval(alpha, float(wilson.low), float(wilson.high), LEVEL, rounds["prompt"].nunique())
+    interval = Interval(alpha, float(wilson.low), float(wilson.high), prompts=rounds["prompt"].nunique())
     return AlphaEstimate(interval, sqrt(alpha * (1 - alpha) / tested), accepted, rejected)
 
 

@@ -1,8 +1,9 @@
-"""Tests of the i.i.d. capped-geometric model (theory.md 6.1), one behind each iid/* metric.
+"""Tests of the i.i.d. capped-geometric model (theory.md 6.1), one behind each iid/* metric, and the sizes of the
+effects that they detect: one parameter each, with its prompt-bootstrap interval.
 
-They take rounds as the unit. Real rounds of one prompt are dependent, and differences between prompts alone make the
-depth and mixing tests reject; read them together with the prompt and memory tests. Repeats that are copies must be
-removed first (`rounds.distinct_generations`). A test that does not apply has p_value NaN and says why.
+Tests take rounds as the unit. Real rounds of one prompt are dependent, and differences between prompts alone make the
+depth and mixing tests reject; read them together with the prompt and memory tests and with the sizes. Repeats that are
+copies must be removed first (`rounds.distinct_generations`). A test that does not apply has p_value NaN and says why.
 In the formulas l is a log-likelihood, l_0 that of the capped-geometric model; K_p and N_p are the accepted and the
 tested positions of prompt p.
 """
@@ -15,13 +16,14 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from ..intervals import resampled_sums
+from ..intervals import ANY, FEWEST, SHARE, Columns, Interval, Range, bootstrap, interval_of, resampled_sums
 from ..rounds import GENERATION, in_order, numbered, prompt_sums
-from .estimates import estimate_alpha, hazards
-from .models import ModelFit, beta_geometric, capped_geometric, followers, markov, position, prompt_beta
+from . import models
+from .estimates import depth_sums, estimate_alpha, hazards
 
 MANY_PAIRS = 20_000  # of neighbouring rounds, beyond which permutations are not drawn
 PERMUTED = 2_000_000  # rounds in the permutations that are held at once
+DIFFERENCE = Range(-1.0, 1.0)  # of two shares, and a correlation
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,10 @@ def depth(rounds: pd.DataFrame) -> IidTest:
     Likelihood ratio of the position model, 2 (l - l_0); chi-squared with (tested depths - 1) degrees.
     """
     tested, reason = _tested(rounds)
-    fit = position(rounds)
+    fit = models.position(rounds)
     if reason or len(fit.parameters) < 2:
         return IidTest(nan, nan, tested, reason or "only one depth was tested")
-    ratio = _likelihood_ratio(fit, rounds)
-    return IidTest(ratio, float(stats.chi2.sf(ratio, len(fit.parameters) - 1)), tested)
+    return _likelihood_ratio(fit, rounds, tested)
 
 
 def trend(rounds: pd.DataFrame) -> IidTest:
@@ -70,7 +71,7 @@ def mixing(rounds: pd.DataFrame) -> IidTest:
     _, reason = _tested(rounds)
     if reason or rounds["offered"].max() < 2:
         return IidTest(nan, nan, n, reason or "no round offered two tokens")
-    return _boundary_test(_likelihood_ratio(beta_geometric(rounds), rounds), n)
+    return _likelihood_ratio(models.beta_geometric(rounds), rounds, n, boundary=True)
 
 
 def prompts(rounds: pd.DataFrame) -> IidTest:
@@ -99,7 +100,7 @@ def prompts_beta(rounds: pd.DataFrame) -> IidTest:
     _, reason = _tested(rounds)
     if reason or n < 2:
         return IidTest(nan, nan, n, reason or "only one prompt has tested positions")
-    return _boundary_test(_likelihood_ratio(prompt_beta(rounds), rounds), n)
+    return _likelihood_ratio(models.prompt_beta(rounds), rounds, n, boundary=True)
 
 
 def previous_round(rounds: pd.DataFrame) -> IidTest:
@@ -107,13 +108,12 @@ def previous_round(rounds: pd.DataFrame) -> IidTest:
 
     Likelihood ratio of the Markov model over the rounds that follow another; chi-squared with 1 degree.
     """
-    later = followers(rounds)
+    later = models.followers(rounds)
     tested, reason = _tested(later)
-    fit = markov(later)
+    fit = models.markov(later)
     if reason or any(np.isnan(alpha) for alpha in fit.parameters.values()):
         return IidTest(nan, nan, tested, reason or "no round follows a full round, or all of them do")
-    ratio = _likelihood_ratio(fit, later)
-    return IidTest(ratio, float(stats.chi2.sf(ratio, 1)), tested)
+    return _likelihood_ratio(fit, later, tested)
 
 
 def memory(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> IidTest:
@@ -260,10 +260,104 @@ def _tested(rounds: pd.DataFrame) -> tuple[int, str]:
     return tested, ""
 
 
-def _likelihood_ratio(fit: ModelFit, rounds: pd.DataFrame) -> float:
-    return max(0.0, 2 * (fit.log_likelihood - capped_geometric(rounds).log_likelihood))
+def _likelihood_ratio(fit: models.ModelFit, rounds: pd.DataFrame, n: int, boundary: bool = False) -> IidTest:
+    """Test a fit against the capped geometric, which has one parameter. On its boundary under the null a further one
+    makes half of the null law 0 and half chi-squared.
+    """
+    ratio = max(0.0, 2 * (fit.log_likelihood - models.capped_geometric(rounds).log_likelihood))
+    p_value = float(stats.chi2.sf(ratio, len(fit.parameters) - 1))
+    if boundary:
+        p_value = 0.5 * p_value if ratio > 0 else 1.0
+    return IidTest(ratio, p_value, n)
 
 
-def _boundary_test(ratio: float, n: int) -> IidTest:
-    """Test a parameter that lies on its boundary under the null: half the null law is 0, half chi-squared."""
-    return IidTest(ratio, 0.5 * float(stats.chi2.sf(ratio, 1)) if ratio > 0 else 1.0, n)
+def ratio_effects(rounds: pd.DataFrame, replicates: int) -> dict[str, Interval]:
+    """Estimate the effects that are ratios of sums, for the rounds of one gamma.
+
+    They are depth, trend, prompts, memory and previous_round; NaN where a denominator is 0.
+    """
+    table = prompt_sums(rounds)[["accepted", "tested"]]
+    depths = range(1, int(rounds["offered"].max()) + 1)
+    later = models.followers(rounds)
+    counts = {"accepted": later["accepted"], "tested": later["accepted"] + later["rejected"]}
+    previous = pd.DataFrame(
+        {f"full_{name}": count * later["after_full"] for name, count in counts.items()}
+        | {f"other_{name}": count * ~later["after_full"] for name, count in counts.items()}
+    )
+    table = table.assign(
+        kk=table["accepted"] ** 2, kn=table["accepted"] * table["tested"], nn=table["tested"] ** 2, one=1.0
+    )
+    lines = []  # lag-1 products of accepted counts, their mean over permutations, and sums of squares
+    for prompt, accepted in accepted_sequences(rounds):
+        if len(accepted) > 1:
+            deviation = accepted - accepted.mean()
+            squares = float(deviation @ deviation)
+            lines.append((prompt, float(deviation[1:] @ deviation[:-1]), -squares / len(accepted), squares))
+    lags = pd.DataFrame(lines, columns=["prompt", "lag", "lag_mean", "squares"]).groupby("prompt").sum()
+    table = table.join(depth_sums(rounds, depths)).join(lags).join(previous.groupby(later["prompt"]).sum()).fillna(0.0)
+
+    def values(sums: Columns) -> Mapping[str, np.ndarray]:
+        alpha = sums["accepted"] / sums["tested"]
+        first, deeper_n = 1 - sums["r_1"] / sums["n_1"], sums["tested"] - sums["n_1"]
+        deeper = 1 - (sums["tested"] - sums["accepted"] - sums["r_1"]) / deeper_n
+        n, k_n = sum(sums[f"n_{k}"] for k in depths), sum(k * sums[f"n_{k}"] for k in depths)
+        score = sum(k * (sums[f"n_{k}"] * (1 - alpha) - sums[f"r_{k}"]) for k in depths)
+        spread = sum(k**2 * sums[f"n_{k}"] for k in depths) - k_n**2 / n
+        residual = sums["kk"] - 2 * alpha * sums["kn"] + alpha**2 * sums["nn"]
+        robust = sums["one"] / (sums["one"] - 1) * residual / sums["tested"] ** 2
+        return {
+            "depth": deeper - first,
+            "trend": score / spread,
+            "prompts": robust / (alpha * (1 - alpha) / sums["tested"]),
+            # Less its mean over permutations, it could pass 1 by as much as that.
+            "memory": np.clip((sums["lag"] - sums["lag_mean"]) / sums["squares"], -1, 1),
+            "previous_round": sums["full_accepted"] / sums["full_tested"]
+            - sums["other_accepted"] / sums["other_tested"],
+        }
+
+    ranges = {**dict.fromkeys(("depth", "memory", "previous_round"), DIFFERENCE), "trend": ANY}
+    return bootstrap(table.astype(float), values, replicates, ranges=ranges)
+
+
+def correlations(rounds: pd.DataFrame, refits: int) -> dict[str, Interval]:
+    """Estimate rho of the beta-geometric model (mixing) and of the prompt beta (prompts_beta).
+
+    Their intervals come from fits to resampled prompts, whose counts add up to all that a fit needs.
+    """
+    sums, (of_round, _) = prompt_sums(rounds), pd.factorize(rounds["prompt"], sort=True)
+    prompts = len(sums)
+    refits = refits if prompts >= FEWEST else 0
+    drawn = np.random.default_rng(0).multinomial(prompts, np.full(prompts, 1 / prompts), refits)
+    weights = np.concatenate([np.ones((1, prompts)), drawn])
+    found = {}
+    for name, units, prompt in (("mixing", rounds, of_round), ("prompts_beta", sums, np.arange(prompts))):
+        m, rho = models.refitted(np.tensordot(weights, models.beta_counts(units, prompt, prompts), 1)).T
+        known = 0 < m[0] < 1
+        found[name] = Interval.of_replicates(rho, prompts, SHARE) if known else Interval(np.nan, prompts=prompts)
+    return found
+
+
+def alpha_difference(by_gamma: Mapping[int, pd.DataFrame], replicates: int) -> Interval:
+    """Estimate alpha at the largest gamma less alpha at the smallest, over prompts that all gammas have.
+
+    by_gamma: accepted and tested positions by prompt (index), for each gamma.
+    """
+    parts = [each[["accepted", "tested"]].add_suffix(f"_{gamma}") for gamma, each in by_gamma.items()]
+    table = pd.concat(parts, axis=1, join="inner")
+
+    def difference(sums: Columns) -> np.ndarray:
+        high, low = (sums[f"accepted_{gamma}"] / sums[f"tested_{gamma}"] for gamma in (max(by_gamma), min(by_gamma)))
+        return high - low
+
+    return interval_of(table, difference, DIFFERENCE, replicates)
+
+
+def replay_ratio(rounds: pd.DataFrame, replay: pd.DataFrame, replicates: int) -> Interval:
+    """Estimate measured tokens per round over the replay's along the same texts."""
+    table = prompt_sums(rounds)[["tokens", "rounds"]]
+    table = table.join(replay.groupby("prompt")[["tokens", "rounds"]].sum().add_prefix("replay_"))
+
+    def ratio(sums: Columns) -> np.ndarray:
+        return sums["tokens"] / sums["rounds"] / (sums["replay_tokens"] / sums["replay_rounds"])
+
+    return interval_of(table, ratio, replicates=replicates)

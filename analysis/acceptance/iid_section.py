@@ -8,8 +8,8 @@ import pandas as pd
 
 from ..intervals import Interval, too_few
 from ..sections import Section, counted
-from . import effects
-from .iid import IidTest, iid_tests, implementation, previous_round, prompts_beta, same_alpha
+from . import iid
+from .iid import IidTest
 
 TITLE = "Is acceptance independent and the same everywhere?"
 SIGNIFICANT = 0.05
@@ -35,6 +35,17 @@ QUESTIONS = {  # test: question, reading of a rejection, reading of none
         "it does, as far as can be seen",
     ),
 }
+MEANING = {  # test: the size of its effect
+    "depth": "acceptance at depth 2 and beyond, less that at depth 1",
+    "trend": "change of acceptance per depth",
+    "mixing": "correlation rho within a round (beta-geometric)",
+    "prompts": "design effect: variance of alpha over that of independent tests",
+    "prompts_beta": "correlation rho within a prompt (prompt beta)",
+    "memory": "correlation of neighbouring rounds of a prompt",
+    "previous_round": "alpha after a full round, less alpha after another",
+    "same_alpha": "alpha at the largest gamma, less that at the smallest",
+    "implementation": "tokens per round over the replay's",
+}
 
 
 @dataclass(frozen=True)
@@ -53,19 +64,19 @@ def tests_section(evidence: Evidence, replicates: int, refits: int) -> Section:
     """Say what the tests find at one gamma."""
     rounds = evidence.rounds
     gamma = int(rounds["gamma"].iloc[0])
-    tests = iid_tests(rounds, FEWER if len(rounds) > MANY else PERMUTATIONS)
-    tests["prompts_beta"], tests["previous_round"] = prompts_beta(rounds), previous_round(rounds)
-    tests["same_alpha"] = same_alpha(evidence.sums, replicates)
-    sizes = effects.ratio_effects(rounds, replicates) | effects.correlations(rounds, refits)
+    tests = iid.iid_tests(rounds, FEWER if len(rounds) > MANY else PERMUTATIONS)
+    tests["prompts_beta"], tests["previous_round"] = iid.prompts_beta(rounds), iid.previous_round(rounds)
+    tests["same_alpha"] = iid.same_alpha(evidence.sums, replicates)
+    sizes = iid.ratio_effects(rounds, replicates) | iid.correlations(rounds, refits)
     if tests["same_alpha"].p_value >= 0:
-        sizes["same_alpha"] = effects.alpha_difference(evidence.sums, replicates)
+        sizes["same_alpha"] = iid.alpha_difference(evidence.sums, replicates)
     if not evidence.ordered:
         for name in ("memory", "previous_round"):
             tests[name] = IidTest(nan, nan, 0, NO_ORDER)
             del sizes[name]
     if evidence.replay is not None:
-        tests["implementation"] = implementation(evidence.done, evidence.replay, replicates)
-        sizes["implementation"] = effects.replay_ratio(evidence.done, evidence.replay, replicates)
+        tests["implementation"] = iid.implementation(evidence.done, evidence.replay, replicates)
+        sizes["implementation"] = iid.replay_ratio(evidence.done, evidence.replay, replicates)
     else:
         tests["implementation"] = IidTest(nan, nan, 0, evidence.no_replay)
     lines = []
@@ -80,16 +91,9 @@ def tests_section(evidence: Evidence, replicates: int, refits: int) -> Section:
                 after="higher" if up else "lower",
                 pace="fewer" if test.statistic > 1 else "more",
             )
-        lines.append(
-            {
-                "question": question,
-                "statistic": f"{Interval(test.statistic):.3f}",
-                "p": "< 0.001" if test.p_value < 0.001 else f"{Interval(test.p_value):.3f}",
-                "reading": reading,
-                "size of the effect": effects.MEANING[name],
-                "estimate": "–" if size is None else f"{size:.3f}",
-            }
-        )
+        p_value = "< 0.001" if test.p_value < 0.001 else f"{Interval(test.p_value):.3f}"
+        effect = MEANING[name], "–" if size is None else f"{size:.3f}"
+        lines.append((question, f"{Interval(test.statistic):.3f}", p_value, reading, *effect))
     caption = (
         f"Tests of the i.i.d. capped-geometric model at gamma {gamma}: {counted(len(rounds), 'round')} of "
         f"{counted(rounds['prompt'].nunique(), 'prompt')}. Size of the effect with its 95% prompt-bootstrap interval. "
@@ -106,7 +110,8 @@ def tests_section(evidence: Evidence, replicates: int, refits: int) -> Section:
             "resample prompts, so they say how sure a size is, but not what it comes from."
         )
     verdict = _verdict(tests, rounds["prompt"].nunique())
-    return Section(TITLE, (verdict, caution), ((caption, pd.DataFrame(lines)),))
+    columns = ["question", "statistic", "p", "reading", "size of the effect", "estimate"]
+    return Section(TITLE, (verdict, caution), ((caption, pd.DataFrame(lines, columns=columns)),))
 
 
 def _verdict(tests: Mapping[str, IidTest], prompts: int) -> str:

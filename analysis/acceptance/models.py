@@ -134,15 +134,10 @@ def fit_beta(
     if k == 0 or r == 0:  # m is 0 or 1, and rho has no meaning
         return mean, 0.0, independent
     bounds = [(1e-9, 1 - 1e-9), (0.0, 1 - 1e-6)]
-    starts, options = (
-        [(mean, 0.01), (mean, 0.2), (mean, 0.6)],
-        {"ftol": 1e-15, "gtol": 1e-10, "xtol": 1e-12, "maxfun": 2000},
-    )
-    if start is not None:  # a replicate's spread is far wider than the last digits
-        starts = [start] if start is not None else [(mean, rho) for rho in (0.01, 0.2, 0.6)]
+    starts = [(mean, rho) for rho in (0.01, 0.2, 0.6)]
     options = {"ftol": 1e-15, "gtol": 1e-10, "xtol": 1e-12, "maxfun": 2000}
     if start is not None:  # a replicate's spread is far wider than the last digits
-        options = {"ftol": 1e-9, "gtol": 1e-6, "xtol": 1e-7, "maxfun": 100}
+        starts, options = [start], {"ftol": 1e-9, "gtol": 1e-6, "xtol": 1e-7, "maxfun": 100}
     fits = [
         optimize.minimize(negative, start, jac=True, method="TNC", bounds=bounds, options=options) for start in starts
     ]

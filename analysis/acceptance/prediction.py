@@ -28,8 +28,7 @@ from scipy import sparse
 from specdec.config import PLAIN
 
 from ..arms import Arms
-from ..comparisons import LEVEL
-from ..intervals import FEWEST, RELATIVE, Interval, Range, interval_of, per_round
+from ..intervals import FEWEST, LEVEL, RELATIVE, Interval, Range, interval_of, per_round
 from ..rounds import distinct_generations, drafted
 from .laws import LAWS, grouped_counts, offer_chances, rounds_by_law
 from .models import exceeding
@@ -94,7 +93,6 @@ def predict(
     replay: pd.DataFrame | None = None,
     replicates: int = 2000,
     refits: int = 200,
-    seed: int = SEED,
 ) -> HeldOutPrediction:
     """Return the errors of every model on prompts that it was not fitted on. Undetermined if no model can be fitted on
     both halves; the message is a clause. ValueError if options are out of range.
@@ -118,9 +116,9 @@ def predict(
     written = {
         int(gamma): _Texts.of(part, prompts) for gamma, part in drafted(shared.texts).groupby("gamma", sort=True)
     }
-    sides = _sides(written[largest].tokens, seed)
+    sides = _sides(written[largest].tokens, SEED)
     # [1 + B, P]; the first row is the data.
-    weights = _weights(sides[0], refits if len(prompts) >= FEWEST else 0, seed)
+    weights = _weights(sides[0], refits if len(prompts) >= FEWEST else 0)
     halves = _Halves(by_gamma[largest], by_gamma[smallest], alpha_sums, prompts, largest)
     tried, left_out = _models(halves, smallest < largest, replay, set(written), weights * sides[0])
     fitted = [name for name in tried if name != "replay"]
@@ -130,7 +128,7 @@ def predict(
     for gamma, of_gamma in written.items():
         counts = pd.DataFrame({"tokens": of_gamma.tokens, "rounds": of_gamma.rounds})
         possible = per_round(gamma)
-        measured = interval_of(counts, lambda s: s["tokens"] / s["rounds"], possible, replicates, seed)
+        measured = interval_of(counts, lambda s: s["tokens"] / s["rounds"], possible, replicates)
         tokens = weights @ of_gamma.tokens
         with np.errstate(divide="ignore", invalid="ignore"):
             tau = tokens / (weights @ of_gamma.rounds)
@@ -192,7 +190,7 @@ def _replayed(replay: pd.DataFrame, gamma: int, prompts: list[str], weights: np.
 
 def _bounded(values: np.ndarray, prompts: int, within: Range) -> tuple[float, float, float]:
     """Return the value of the data, first of [1 + B], and its bounds; NaN without replicates."""
-    made = Interval.of_replicates(values, prompts if len(values) > 1 else 0, within, LEVEL)
+    made = Interval.of_replicates(values, prompts if len(values) > 1 else 0, within)
     return made.estimate, made.low, made.high
 
 
@@ -209,9 +207,9 @@ def _shared(arms: Arms) -> Arms:
     return shared
 
 
-def _weights(side: np.ndarray, refits: int, seed: int) -> np.ndarray:
+def _weights(side: np.ndarray, refits: int) -> np.ndarray:
     """Return how often each prompt counts, [1 + B, P]: once in the data, as drawn in its half in a replicate."""
-    generator = np.random.default_rng([seed, 1])
+    generator = np.random.default_rng([SEED, 1])
     weights = np.ones((1 + refits, len(side)))
     for half in (0, 1):
         members = np.flatnonzero(side == half)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
-from ..intervals import FEWEST, Interval, stretch
+from ..intervals import FEWEST, LEVEL, Interval, stretch
 
 NEVER, ALWAYS = 0.0, inf  # no batch that was tried pays; the largest still does
 
@@ -32,15 +32,9 @@ def stops_paying(batches: ArrayLike, speedups: ArrayLike) -> np.ndarray:
     return np.where(np.isnan(gains).any(axis=-1), np.nan, batch)
 
 
-def expanded_level(units: int, level: float = 0.95) -> float:
-    """Return the level at which percentiles of a bootstrap over a few units, two or more, enclose `level`: the expanded
-    percentile interval of Hesterberg (1411.5279), whose plain one is too short by `stretch`.
-    """
-    return 2 * float(ndtr(stretch(units, level) * ndtri((1 + level) / 2))) - 1
-
-
 def few_units_interval(values: np.ndarray, units: int) -> Interval:
-    """Return a statistic [1 + R] of the data and of R replicates as an Interval with `expanded_level`.
+    """Return a statistic [1 + R] of the data and of R replicates over a few units as the expanded percentile interval
+    of Hesterberg (1411.5279), whose plain one is too short by `stretch`.
 
     Infinite values stand at the end of the order and may be bounds; fewer than `FEWEST` units, or a value that is
     missing in a replicate, give no bounds.
@@ -48,9 +42,9 @@ def few_units_interval(values: np.ndarray, units: int) -> Interval:
     replicates = np.sort(values[1:])
     if units < FEWEST or not len(replicates) or np.isnan(replicates).any():
         return Interval(float(values[0]), prompts=units)
-    inside = expanded_level(units)
+    below = float(ndtr(-stretch(units) * ndtri((1 + LEVEL) / 2)))
     # Order statistics, because a mean of two neighbours has no value where one of them is infinite.
-    low, high = np.quantile(replicates, [(1 - inside) / 2, (1 + inside) / 2], method="inverted_cdf")
+    low, high = np.quantile(replicates, [below, 1 - below], method="inverted_cdf")
     return Interval(float(values[0]), float(low), float(high), prompts=units)
 
 

@@ -13,8 +13,7 @@ import pandas as pd
 from specdec.config import BASELINE
 from specdec.errors import UsageError
 
-from ..comparisons import LEVEL
-from ..intervals import Interval
+from ..intervals import LEVEL, Interval
 from ..read.runs import Run
 from ..sections import Section, counted, joined
 from .leaderboard import (

@@ -16,9 +16,8 @@ from specdec.errors import UsageError
 
 from ..account.gap_account import cost_values
 from ..busy_machine import BusyMachine
-from ..comparisons import LEVEL
 from ..figures import pictures, style
-from ..intervals import ANY, POSITIVE, Interval, Range, per_round, too_few, with_replicates
+from ..intervals import ANY, LEVEL, POSITIVE, Interval, Range, per_round, too_few, with_replicates
 from ..read.runs import Run
 from ..rounds import prompt_categories, prompt_sums
 from ..sections import counted
@@ -97,8 +96,8 @@ class ScoredArms:
 
     def _interval(self, quantity: str, scores: np.ndarray, within: Range) -> Interval:
         if self.doubt and quantity != TOKENS:
-            return Interval(float(scores[0]), level=LEVEL, prompts=self.prompts)
-        return Interval.of_replicates(scores, self.prompts, within, LEVEL)
+            return Interval(float(scores[0]), prompts=self.prompts)
+        return Interval.of_replicates(scores, self.prompts, within)
 
     def known(self, quantity: str) -> bool:
         """Return True if every arm has a value."""

@@ -68,7 +68,7 @@ def total_variation(read: Callable[[], pd.DataFrame], facts: RunFacts, replicate
     return _known("lossless/", table, lambda s: {"tv": s["tv"] / s["tested"]}, replicates, {"tv": SHARE})
 
 
-def null_metrics(arms: Arms, replicates: int, seed: int = 0) -> dict[str, float]:
+def null_metrics(arms: Arms, replicates: int) -> dict[str, float]:
     """Return `null/speedup`, the time per token of plain decoding over that of plain decoding measured once more, with
     its interval, and `null/floor`, how far the interval reaches from 1: what differs from 1 by less is noise. Both are
     of the `null/prompts` prompts that the control has decoded. Empty without a control; no floor for too few prompts.
@@ -82,7 +82,7 @@ def null_metrics(arms: Arms, replicates: int, seed: int = 0) -> dict[str, float]
     control = shared.plain(NULL)
     table = prompt_sums(control).join(prompt_sums(shared.plain()).add_suffix("_over"))
     interval = interval_of(
-        table, lambda s: s["round_s_over"] / s["tokens_over"] / (s["round_s"] / s["tokens"]), POSITIVE, replicates, seed
+        table, lambda s: s["round_s_over"] / s["tokens_over"] / (s["round_s"] / s["tokens"]), POSITIVE, replicates
     )
     metrics = finite(interval.as_metrics("null/speedup")) | {"null/prompts": float(len(table))}
     if interval.known:

@@ -14,10 +14,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 
-from ..comparisons import LEVEL, curves_of, interval, intervals, listed, metrics_of, printed
+from ..comparisons import curves_of, interval, intervals, listed, metrics_of, printed
 from ..figures import pictures, style
 from ..figures.pictures import Panel, over
-from ..intervals import FEWEST, Interval
+from ..intervals import FEWEST, LEVEL, Interval
 from ..sections import About, Findings, Section, Tables, counted, register
 
 NONE, ADAPTIVE = "none", "adaptive"  # policies: plain decoding, and the gamma that is chosen anew for each step
@@ -109,7 +109,7 @@ def over_replications(values: Sequence[float] | np.ndarray) -> Interval:
         return Interval(mean, prompts=n)
     half = float(student.ppf((1 + LEVEL) / 2, n - 1)) * float(array.std(ddof=1)) / sqrt(n)
     reach = exp(half / mean) if mean > 0 else 1.0
-    return Interval(mean, mean / reach, mean * reach, LEVEL, n)
+    return Interval(mean, mean / reach, mean * reach, prompts=n)
 
 
 def stops_paying_at(loads: Sequence[float], worse: Sequence[float] | np.ndarray) -> float:

@@ -67,7 +67,7 @@ def test_each_model_predicts_best_where_it_is_true(monkeypatch):
 
 def test_replicates_draw_prompts_within_their_half():
     side = np.array([0, 1] * 10)
-    weights = P._weights(side, 50, 0)
+    weights = P._weights(side, 50)
     assert (weights[0] == 1).all() and (weights[:, side == 0].sum(axis=1) == 10).all()
 
 
