@@ -60,7 +60,7 @@ def test_a_control_has_the_baselines_time_over_its_own(make_rounds):
     assert found["null/floor"] == pytest.approx(max(ends)) and 0.01 < found["null/floor"] < 0.06
     arms = plainly([8.0, 7.9, 8.2, 8.1], make_rounds)
     assert "null/floor" not in null_metrics(arms, 200)  # too few prompts
-    assert list(arms.by_gamma()) == [4] == list(arms.of_one_drafter(4))  # a control is no arm of the drafter
+    assert list(arms.by_gamma()) == [4] == list(SharedWork.of(arms, 4).arms)  # a control is no arm of the drafter
     assert null_metrics(arms.of_methods(["baseline", "ngram"]), 100) == {}
 
 
