@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
-from specdec.drafters.base.network_drafter import Drafts, FeatureDrafter
+from specdec.drafters.base.network_drafter import Along, Drafts, FeatureDrafter
 from specdec.eagle.eagle_network import BlockNetwork, EagleNetwork, MarkovHead
 from specdec.eagle.feature_network import KeysValues
 from specdec.errors import UsageError
@@ -113,21 +113,12 @@ class Eagle(FeatureDrafter):
 
         return self.checked(grow(structure, laws, self.how(structure), "eagle", self.generator))
 
-    @torch.inference_mode()
-    def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
-        """Return q of the text's tokens, see `Drafter.chances`: a pass for each depth over all positions."""
+    def along(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Along:
         assert states is not None
-        network, first, size = self.network, len(prompt) - 2, len(text)  # the row that predicts the text's first token
-        q = torch.zeros(size, depth, dtype=torch.float64, device=self._device)
-        tokens = torch.tensor([*prompt, *text], device=self._device)
-        features = self._kept(states).to(self._dtype)
-        for row, k, logits in drafts_along(network, tokens, features, max(0, first), depth):
-            begin = row - first  # the text's token that these rows draft at depth 0
-            count = min(len(logits), size - begin - k)
-            if count > 0:
-                wide = network.over_target(logits[:count])
-                q[begin : begin + count, k] = self.chances_of(wide, tokens[len(prompt) + begin + k :][:count])
-        return q
+        tokens, features = torch.tensor([*prompt, *text], device=self._device), self._kept(states).to(self._dtype)
+        first = len(prompt) - 2  # the row that predicts the text's first token
+        for row, k, logits in drafts_along(self.network, tokens, features, max(0, first), depth):
+            yield row - first, k, self.widened(logits)
 
     def describe(self) -> dict[str, Any]:
         return {**describe_weights(self.network), "network": asdict(self.network.config), **self._about}

@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec.config import NonEmpty, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.calibration import own_model
-from specdec.drafters.base.network_drafter import Drafts, FeatureDrafter
+from specdec.drafters.base.network_drafter import Along, Drafts, FeatureDrafter
 from specdec.eagle.mtp_network import MtpNetwork, MtpText, drafts_along
 from specdec.errors import UsageError
 from specdec.models.load import content_hash, describe_weights
@@ -86,22 +87,16 @@ class Mtp(FeatureDrafter):
             return EMPTY
         return self.chain(text.draft(), structure, "mtp")
 
-    @torch.inference_mode()
-    def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
-        """Return q of the text's tokens, see `Drafter.chances`: chains from all places of a piece at once."""
+    def along(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Along:
+        """See `NetworkDrafter.along`: chains from all places of a piece at once."""
         assert states is not None
-        whole, first = [*prompt, *text], len(prompt) - 1  # place of the root before the text
-        q = torch.zeros(len(text), depth, dtype=torch.float64, device=self._device)
-        tokens = torch.tensor(whole + [0] * depth, device=self._device)
-        features = self._kept(states).to(self._dtype)
-        for roots, draft in drafts_along(self.network, tokens[: len(whole)], features, max(1, first)):
+        tokens, features = torch.tensor([*prompt, *text], device=self._device), self._kept(states).to(self._dtype)
+        padded, before = pad(tokens, (0, depth)), len(prompt) - 1  # place of the root before the text
+        for root, draft in drafts_along(self.network, tokens, features, max(1, before)):
             logits = draft.first
             for k in range(depth):
-                drafted = tokens[roots + 1 + k]
-                q[roots - first, k] = self.chances_of(logits, drafted) * (roots + 1 + k < len(whole))
-                if k + 1 < depth:
-                    logits = draft.next(drafted)
-        return q
+                logits = draft.next(padded[root + k :][: len(logits)]) if k else logits
+                yield root - before, k, logits
 
     @property
     def notes(self) -> tuple[str, ...]:

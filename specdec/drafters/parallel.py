@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec.compiled.passes import compile_decoder
 from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
-from specdec.drafters.base.network_drafter import Drafts
+from specdec.drafters.base.network_drafter import Along, Drafts
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.models.decoder import Decoder
@@ -156,40 +156,34 @@ class Parallel(SmallModel):
         room = min(decoder.cache.capacity, decoder.context_length) - decoder.length
         return min((size for size in passes.sizes if needed <= size <= room), default=needed)
 
-    @torch.inference_mode()
     def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
-        """Return q of the text's own tokens, see `Drafter.chances`.
+        return super().chances(prompt, text, states, depth) if self._decoder.probed.packed else None
 
-        A call evaluates a piece of the text and, behind each of its tokens, a branch of masks that sees the text up to
-        that token: `depth` tokens for each token of the text, as the paper's training does (section 3.2).
+    def along(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Along:
+        """See `NetworkDrafter.along`. A call evaluates a piece of the text and, behind each of its tokens, a branch of
+        masks that sees the text up to that token: `depth` tokens for each token of the text, as the paper's training
+        does (section 3.2).
         """
-        if not self._decoder.probed.packed:
-            return None
-        size = len(text)
-        q = torch.zeros(size, depth, dtype=torch.float64, device=self._device)
-        ids = torch.tensor([*text, *[0] * depth], device=self._device)
-        self.start(TextStart(prompt, len(prompt) + size + _ROWS + depth))
+        self.start(TextStart(prompt, len(prompt) + len(text) + _ROWS + depth))
         last = self._decoder.context_length + 1 - depth - len(prompt)  # position whose chain has every level
         begin = 0
-        while begin < size:
+        while begin < len(text):
             # Position 0, then pieces of the text as far as every level fits, then single positions.
-            end = max(begin + 1, min(begin + max(1, _ROWS // depth), size, last + 1)) if begin else 1
+            end = max(begin + 1, min(begin + max(1, _ROWS // depth), len(text), last + 1)) if begin else 1
             if begin:
                 self.commit(text[begin - 1 : end - 1])
             levels = self.reach(depth)
             if levels < 1:
-                break
+                return
             pending = self.lacking()
             count, kept = len(pending), self._decoder.length + len(pending)
             read = torch.tensor([*pending, *[self.mask_token] * (count * (levels - 1))], device=self._device)
             logits = self._decoder.forward(read, _branches(count, levels))
             self._decoder.length = kept
-            of_masks = logits[count:].unflatten(0, (count, levels - 1))
-            of_starts = self.align(torch.cat([logits[:count, None], of_masks], 1))  # [positions, levels, V]
-            q[begin:end, :levels] = self.chances_of(of_starts, ids[begin : end + levels - 1].unfold(0, levels, 1))
+            yield begin, 0, self.align(logits[:count])
+            for k, of_masks in enumerate(logits[count:].unflatten(0, (count, levels - 1)).unbind(1), 1):
+                yield begin, k, self.align(of_masks)
             begin = end
-        beyond = torch.arange(size).unsqueeze(-1) + torch.arange(depth) >= size
-        return q.masked_fill(beyond.to(self._device), 0.0)
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "mask_token": self.mask_token}

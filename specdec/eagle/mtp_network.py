@@ -216,18 +216,16 @@ class MtpDraft:
         return self._network.logits(self._states[:, -1])
 
 
-def drafts_along(
-    network: MtpNetwork, tokens: Tensor, features: Tensor, first: int
-) -> Iterator[tuple[Tensor, MtpDraft]]:
+def drafts_along(network: MtpNetwork, tokens: Tensor, features: Tensor, first: int) -> Iterator[tuple[int, MtpDraft]]:
     """Begin a draft at every place, from `first` >= 1 to T-2, of a text of tokens [T] and their states [T-1, D]; yield
-    places [B] of roots, with the draft of their chains: that of a text that ends there.
+    the place of the first of B roots in a row, with the draft of their B chains: that of a text that ends there.
     """
     count, last = len(network.heads), len(tokens) - 1
     whole = MtpText(network, keep=True)
     for root in range(first, min(count, last)):  # not every head has a row here
         text = MtpText(network)
         text.append(tokens[1 : root + 1], features[:root])
-        yield torch.tensor([root], device=tokens.device), text.draft()
+        yield root, text.draft()
     first = max(first, count)
     if first < last:
         whole.append(tokens[1:last], features[: last - 1])
@@ -241,4 +239,4 @@ def drafts_along(
             for rank, layer in zip(ranks, whole.layers, strict=True)
         ]
         states = [each[0, rank, None] for rank, each in zip(ranks, whole.states, strict=True) if each is not None]
-        yield roots, MtpDraft(network, [layer.spread(len(roots)) for layer in whole.layers], states, roots, unseen)
+        yield begin, MtpDraft(network, [layer.spread(len(roots)) for layer in whole.layers], states, roots, unseen)

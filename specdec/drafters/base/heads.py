@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from specdec.config import NonEmpty, typed
 from specdec.drafters.base.contract import BatchDrafter, DrafterCapabilities
-from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
+from specdec.drafters.base.network_drafter import Along, Drafts, NetworkDrafter
 from specdec.errors import UsageError
 from specdec.heads.network import DraftHeads, Heads, MlpHead
 from specdec.models.load import describe_weights
@@ -116,24 +116,16 @@ class HeadsDrafter(NetworkDrafter):
         self.root = tokens[-1]
         self._read(states)
 
-    @torch.inference_mode()
-    def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
-        """Return q of the text's tokens, see `Drafter.chances`: one pass of each head over all positions, from which
-        `_POSITIONS` laws at a time are made.
+    def along(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Along:
+        """See `NetworkDrafter.along`: one pass of each head over all positions, of which `_POSITIONS` get their logits
+        at a time.
         """
         assert states is not None
-        size, first = len(text), len(prompt) - 2  # the state before the root of round 1
-        q = torch.zeros(size, depth, dtype=torch.float64, device=self._device)
-        tokens = torch.tensor([*prompt, *text], device=self._device)
-        features = self.heads.features(self._kept(states).unsqueeze(0), tokens[:-1].unsqueeze(0), depth)
-        for k in range(1, min(depth, size) + 1):
-            # A chain that begins at position t drafts token t+k-1 of the text at depth k, from state first+t.
-            for begin in range(max(0, -first), size - k + 1, _POSITIONS):
-                end = min(begin + _POSITIONS, size - k + 1)
-                logits = self.heads.logits(k, features[k - 1][0, first + begin : first + end])
-                of_text = tokens[len(prompt) + begin + k - 1 : len(prompt) + end + k - 1]
-                q[begin:end, k - 1] = self.chances_of(logits, of_text)
-        return q
+        tokens = torch.tensor([*prompt, *text][:-1], device=self._device)
+        before = len(prompt) - 2  # place of the state before the root of round 1
+        for k, features in enumerate(self.heads.features(self._kept(states).unsqueeze(0), tokens.unsqueeze(0), depth)):
+            for place in range(max(0, before), len(tokens), _POSITIONS):
+                yield place - before, k, self.heads.logits(k + 1, features[0, place : place + _POSITIONS])
 
     def batched(self, slots: int) -> "BatchedHeads":
         texts = [copy.copy(self) for _ in range(slots)]

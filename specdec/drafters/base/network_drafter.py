@@ -3,7 +3,7 @@ those over the target's own states: the rows of a text.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +22,10 @@ from specdec.targets.base import Target
 from specdec.tree_building.siblings import How, Siblings
 
 Drafts = Literal["sampled", "greedy"]
+
+Along = Iterator[tuple[int, int, Tensor]]
+"""Yields (position, k, logits [M, V]) by which chains that began at M positions of a text, from `position` on, and have
+drafted its tokens draft their token k, from 0 on; also where the text has no such token any more."""
 
 
 @dataclass
@@ -123,11 +127,28 @@ class NetworkDrafter(Drafter):
         tokens = drawn(q, uniform)
         return Choice(tokens, tokens, q)
 
-    def chances_of(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """Return q [...] of tokens [...] in chains, float64, by logits [..., V]."""
-        if self._greedy:
-            return (logits.argmax(-1) == tokens).double()
-        return probabilities(logits, self.sampling).gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double()
+    def along(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Along | None:
+        """Draft the text from all of its positions on, teacher-forced: the arguments are those of `Drafter.chances`.
+        None means that a replay has to draft.
+        """
+        return None
+
+    @torch.inference_mode()
+    def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
+        drafts = self.along(prompt, text, states, depth)
+        if drafts is None:
+            return None
+        q = torch.zeros(len(text), depth, dtype=torch.float64, device=self._device)
+        tokens = torch.tensor(text, dtype=torch.long, device=self._device)
+        for position, k, logits in drafts:
+            drafted = tokens[position + k : position + k + len(logits)]
+            logits = logits[: len(drafted)]
+            if self._greedy:
+                chances = (logits.argmax(-1) == drafted).double()
+            else:
+                chances = probabilities(logits, self.sampling).gather(-1, drafted.unsqueeze(-1)).squeeze(-1).double()
+            q[position : position + len(drafted), k] = chances
+        return q
 
     def checked(self, draft: Draft) -> Draft:
         """Have the q of the round's draft looked at, for `commit` to read."""
