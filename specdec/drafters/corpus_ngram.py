@@ -83,18 +83,14 @@ class CorpusNgram(Drafter):
             stream = tokenize(corpus, target.tokenizer, target.vocab_size)
             return NgramTable.fit(stream, target.vocab_size, config.order, config.discount)
 
-        if config.cache_dir is None:
-            table = fit()
-        else:
-            key = f"{corpus.digest()}/{tokenizer_digest(target.tokenizer)}/{target.vocab_size}/{config.order}"
-            table = made_once(
-                config.cache_dir,
-                key,
-                "n-gram model",
-                fit,
-                lambda path, table: table.save(path),
-                lambda path: NgramTable.load(path, config.discount),
-            )
+        table = made_once(
+            config.cache_dir,
+            lambda: f"{corpus.digest()}/{tokenizer_digest(target.tokenizer)}/{target.vocab_size}/{config.order}",
+            "n-gram model",
+            fit,
+            lambda path, table: table.save(path),
+            lambda path: NgramTable.load(path, config.discount),
+        )
         return cls(table, config.order, config.siblings, target, config.name)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:

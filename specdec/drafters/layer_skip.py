@@ -201,4 +201,4 @@ def kept_search(config: LayerSkipConfig, target: Causal) -> SkippedParts:
             raise ValueError(f"{type(error).__name__}: {error}") from None
 
     key = json.dumps(about, sort_keys=True)
-    return made_once(config.cache_dir, key, "set of skipped layers", search.run, write, read, suffix=".json")
+    return made_once(config.cache_dir, lambda: key, "set of skipped layers", search.run, write, read, suffix=".json")

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
@@ -115,17 +115,11 @@ class ModelBigram(TokenLookup):
         return self._ranked[token, :count].tolist()
 
     def rows(self, token: int, k: int, w: int) -> list[tuple[int, ...]]:
-        following = self._next
-        decoded = self._rest[token, :k, : w - 1].tolist()
-        rows = []
-        for rank, last in enumerate(self.ranked(token, k)):
-            row = [last]
-            if rank < len(decoded) and decoded[rank]:
-                row += decoded[rank]
-                last = row[-1]
-            for _ in range(w - len(row)):
-                last = following[last]
-                row.append(last)
+        rows, decoded = [], self._rest[token, :k, : w - 1].tolist()
+        for rank, first in enumerate(self.ranked(token, k)):
+            row = [first, *(decoded[rank] if rank < len(decoded) else ())]
+            while len(row) < w:
+                row.append(self._next[row[-1]])
             rows.append(tuple(row))
         return rows
 
@@ -143,13 +137,14 @@ def _of_model(config: ModelBigramConfig, form: Form, source: SourceModel, target
         logger.info("Tabulating p(. | x) of %s for every token x", source.name)
         return tabulate(source.model, source.name, form, config.batch_size)
 
-    if config.cache_dir is None:
-        return make()
-    # A model that was made in memory has neither; it is the target's own.
-    weights = source.described.get("sha256") or source.described.get("commit") or target.hidden.identity
+    def key() -> str:
+        # A model that was made in memory has neither; it is the target's own.
+        weights = source.described.get("sha256") or source.described.get("commit") or target.hidden.identity
+        return f"{_FORMAT}/{weights}/{json.dumps(asdict(form))}"
+
     return made_once(
         config.cache_dir,
-        f"{_FORMAT}/{weights}/{json.dumps(asdict(form))}",
+        key,
         "bigram table",
         make,
         lambda path, table: write_arrays(path, vars(table), _FORMAT),
@@ -158,23 +153,31 @@ def _of_model(config: ModelBigramConfig, form: Form, source: SourceModel, target
 
 
 def _of_law(config: ModelBigramConfig, form: Form, target: Target) -> BigramTable:
-    """Return the table of a target without a model, made from its own law; it is not kept. Raises UsageError: a
-    recorded stream, which has no law; too large a vocabulary.
+    """Return the same table of a target without a model, made from its own law, one context at a time; it is not kept.
+    Raises UsageError: a recorded stream, which has no law; too large a vocabulary.
     """
-    if target.vocab_size > _LARGEST_LAW:
+    size = target.vocab_size
+    if size > _LARGEST_LAW:
         raise UsageError(
-            f"Bad value drafter.model=null: the target has no model, and asking it about {target.vocab_size} tokens "
-            "one by one would take too long; give a drafter.model with the same tokens."
+            f"Bad value drafter.model=null: the target has no model, and asking it about {size} tokens one by one "
+            "would take too long; give a drafter.model with the same tokens."
         )
     if config.begin:
         raise UsageError("Bad value drafter.begin=true: a target without a model has no begin token; use false.")
     try:
-        return tabulate_law(lambda text: target.score(text, [])[-1], target.vocab_size, form)
+        first = top_tokens(torch.stack([target.score([token], [])[-1] for token in range(size)]), min(form.k, size))
     except UsageError:
         raise UsageError(
             "Bad value drafter.model=null: the target has no model, and cannot say what follows a token on its own; "
             "give a drafter.model with the same tokens."
         ) from None
+    rest = np.zeros((size, min(form.extended, first.shape[1]), form.width - 1), dtype=np.int32)
+    for token, rank in np.ndindex(rest.shape[:2]):
+        text = [token, int(first[token, rank])]
+        while len(text) < form.width + 1:
+            text.append(int(target.score(text, [])[-1].max(dim=-1).indices))
+        rest[token, rank] = text[2:]
+    return BigramTable(_int32(first), rest)
 
 
 @torch.inference_mode()
@@ -201,8 +204,8 @@ def tabulate(model: Any, name: str, form: Form, batch_size: int) -> BigramTable:
             first.append(top_tokens(logits, k))
             under_way.advance(len(tokens))
     ranked = torch.cat(first)  # [V, k]
-    extended = min(form.extended, k) if form.width > 1 else 0
-    if extended:
+    extended = min(form.extended, k)
+    if extended and form.width > 1:
         pairs = inputs(
             torch.arange(size, device=model.device).repeat_interleave(extended), ranked[:, :extended].flatten()
         )
@@ -211,22 +214,7 @@ def tabulate(model: Any, name: str, form: Form, batch_size: int) -> BigramTable:
                 rest.append(continued(model, batch, form.width - 1))
                 under_way.advance(len(batch))
     continuations = torch.cat(rest) if rest else torch.empty(0, dtype=torch.long)
-    shape = (size, extended, form.width - 1 if extended else 0)
-    return BigramTable(_int32(ranked), _int32(continuations).reshape(shape))
-
-
-def tabulate_law(law: Callable[[list[int]], Tensor], size: int, form: Form) -> BigramTable:
-    """Make the same table from any law, one context at a time; `law(tokens)` gives the logits [V] after them."""
-    first = top_tokens(torch.stack([law([token]) for token in range(size)]), min(form.k, size))
-    extended = min(form.extended, first.shape[1]) if form.width > 1 else 0
-    rest = np.zeros((size, extended, form.width - 1 if extended else 0), dtype=np.int32)
-    for token in range(size):
-        for rank in range(extended):
-            text = [token, int(first[token, rank])]
-            while len(text) < form.width + 1:
-                text.append(int(law(text).max(dim=-1).indices))
-            rest[token, rank] = text[2:]
-    return BigramTable(_int32(first), rest)
+    return BigramTable(_int32(ranked), _int32(continuations).reshape(size, extended, form.width - 1))
 
 
 def top_tokens(logits: Tensor, k: int) -> Tensor:

@@ -135,17 +135,17 @@ def _built(config: RetrievalConfig, target: Target) -> tuple[Datastore, dict[str
         store = in_memory(tokenize(corpus, target.tokenizer, target.vocab_size), target.vocab_size)
         return store, {"tokens": store.tokens, "source": corpus.name}
 
-    if config.cache_dir is None:
-        return build()
-    tokenizer, digest = tokenizer_digest(target.tokenizer), corpus.digest()
+    tokenizer = tokenizer_digest(target.tokenizer)
 
     def write(folder: Path, built: tuple[Datastore, dict[str, Any]]) -> None:
-        write_datastore(folder, built[0], tokenizer, (corpus.name, digest))
+        write_datastore(folder, built[0], tokenizer, (corpus.name, corpus.digest()))
         logger.info("Wrote the datastore %s", folder)
 
     def read(folder: Path) -> tuple[Datastore, dict[str, Any]]:
         manifest = read_manifest(folder)
         return open_datastore(folder, manifest), manifest.facts
 
-    key = f"{digest}/{tokenizer}/{target.vocab_size}"
+    def key() -> str:
+        return f"{corpus.digest()}/{tokenizer}/{target.vocab_size}"
+
     return made_once(config.cache_dir, key, "datastore", build, write, read, suffix="")

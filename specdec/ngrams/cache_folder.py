@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 def made_once(
-    cache_dir: str,
-    key: str,
+    cache_dir: str | None,
+    key: Callable[[], str],
     noun: str,
     make: Callable[[], T],
     write: Callable[[Path, T], None],
@@ -30,9 +30,11 @@ def made_once(
 ) -> T:
     """Return what an earlier run of the same key wrote to `cache_dir`; if nothing is there, make it and write it. What
     is damaged, for which `read` raises ValueError, is made again, with a warning. The key is everything that determines
-    what is made. Raises UsageError: the folder cannot be written to.
+    what is made. Without a folder it is made and not kept. Raises UsageError: the folder cannot be written to.
     """
-    path = Path(cache_dir).expanduser() / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"
+    if cache_dir is None:
+        return make()
+    path = Path(cache_dir).expanduser() / f"{hashlib.sha256(key().encode()).hexdigest()[:16]}{suffix}"
     if path.exists():
         try:
             return read(path)
