@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.eagle.eagle_config import EagleConfig
-from specdec.eagle.feature_network import FeatureNetwork, GatedMlp, GroupedAttention, KeysValues, ScaledNorm
+from specdec.eagle.feature_network import FeatureNetwork, GatedMlp, GroupedAttention, KeysValues
 from specdec.targets.base.hidden import HiddenStates
 
 
@@ -29,10 +29,10 @@ class EagleLayer(nn.Module):
         size, eps = config.hidden, config.rms_eps
         self.joins = first and config.form == "eagle3"
         self.norm_before_residual = config.norm_before_residual
-        self.input_layernorm = None if first and config.form == "eagle1" else ScaledNorm(size, eps)
-        self.hidden_norm = ScaledNorm(size, eps) if self.joins else None
+        self.input_layernorm = None if first and config.form == "eagle1" else nn.RMSNorm(size, eps)
+        self.hidden_norm = nn.RMSNorm(size, eps) if self.joins else None
         self.self_attn = GroupedAttention(config, 2 * size if self.joins else size)
-        self.post_attention_layernorm = ScaledNorm(size, eps)
+        self.post_attention_layernorm = nn.RMSNorm(size, eps)
         self.mlp = GatedMlp(size, config.intermediate)
 
     def forward(
@@ -65,16 +65,16 @@ class EagleNetwork(FeatureNetwork):
         super().__init__(config, embedding, output)
         size, eps, features = config.hidden, config.rms_eps, config.features * config.target_hidden
         joined = 2 * size if config.form == "eagle1" else features
-        self.input_norm = ScaledNorm(features, eps) if config.norm_before_fc else None
+        self.input_norm = nn.RMSNorm(features, eps) if config.norm_before_fc else None
         self.fc_norm = (
-            nn.ModuleList(ScaledNorm(config.target_hidden, eps) for _ in range(config.features))
+            nn.ModuleList(nn.RMSNorm(config.target_hidden, eps) for _ in range(config.features))
             if config.fc_norm
             else None
         )
         self.mask_hidden = nn.Parameter(torch.zeros(features)) if config.mask_token is not None else None
         self.fc = nn.Linear(joined, size, bias=config.fc_bias)
         self.layers = nn.ModuleList(EagleLayer(config, first=layer == 0) for layer in range(config.layers))
-        self.norm = ScaledNorm(size, eps) if config.form == "eagle3" else None
+        self.norm = nn.RMSNorm(size, eps) if config.form == "eagle3" else None
 
     @classmethod
     def for_target(cls, config: EagleConfig, hidden: HiddenStates, kept: Sequence[int] | None = None) -> "EagleNetwork":
@@ -206,9 +206,9 @@ class BlockNetwork(FeatureNetwork):
     def __init__(self, config: EagleConfig, embedding: Tensor, output: Tensor) -> None:
         super().__init__(config, embedding, output)
         self.fc = nn.Linear(config.features * config.target_hidden, config.hidden, bias=config.fc_bias)
-        self.hidden_norm = ScaledNorm(config.hidden, config.rms_eps)
+        self.hidden_norm = nn.RMSNorm(config.hidden, config.rms_eps)
         self.layers = nn.ModuleList(EagleLayer(config, first=False) for _ in range(config.layers))
-        self.norm = ScaledNorm(config.hidden, config.rms_eps)
+        self.norm = nn.RMSNorm(config.hidden, config.rms_eps)
         self.markov_head = None
         if config.markov is not None and config.markov_rank is not None:
             sizes = (config.markov_rank, self.vocab_size, self.draft_size, config.hidden)

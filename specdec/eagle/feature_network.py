@@ -16,20 +16,6 @@ from specdec.eagle.eagle_config import EagleConfig, RopeScaling
 KeysValues = tuple[tuple[Tensor, Tensor], ...]  # [B, H_kv, P, head_dim], a pair for each layer; keys are rotated
 
 
-class ScaledNorm(nn.Module):
-    """RMSNorm, computed in float32 or better: x / sqrt(mean(x^2) + eps), times a weight."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * normed.to(x.dtype)
-
-
 class GatedMlp(nn.Module):
     """down(SiLU(gate x) * up x)."""
 
@@ -57,8 +43,8 @@ class GroupedAttention(nn.Module):
         self.k_proj = nn.Linear(inputs, kv_size, bias=biased)
         self.v_proj = nn.Linear(inputs, kv_size, bias=biased)
         self.o_proj = nn.Linear(size, config.hidden, bias=config.attention_bias == "qkvo")
-        self.q_norm = ScaledNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
-        self.k_norm = ScaledNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
+        self.q_norm = nn.RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
 
     def _heads(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
         heads = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
