@@ -1,5 +1,6 @@
 """Context n-grams, or prompt lookup: the tokens that followed when the last ones appeared before."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -158,16 +159,13 @@ class Ngram(Lookup):
             positions = self._index.matches(order, self._matches_max)
             if not positions:
                 continue
-            counts: dict[tuple[int, ...], int] = {}
-            for position in positions:
-                row = tuple(text[position : position + w])
-                counts[row] = counts.get(row, 0) + 1
+            counts = Counter(tuple(text[position : position + w]) for position in positions)
             if positions[0] + w > len(text):  # the latest matches run into the end of the text
                 for row in [row for row in counts if len(row) < w]:
                     if _begins_one(row, (other for other in counts if other is not row)):
                         del counts[row]
-            # By count, and then by recency: in the order of insertion, which sorting leaves to equals.
-            ranked = sorted(counts, key=counts.__getitem__, reverse=True)
+            # By count, and then by recency: equals stay in the order of insertion.
+            ranked = [row for row, _ in counts.most_common()]
             rows += ranked if not rows else (row for row in ranked if not _begins_one(row, rows))
             if len(rows) >= k:
                 return rows[:k]

@@ -73,9 +73,7 @@ class RecordedLengths(Lookup):
         # A word of the name may be that of a drafter without a model: acc_ngram, acc_prompt_lookup.
         words = re.split(r"[^a-z]+", field.lower().replace("n-gram", "ngram").replace("n_gram", "ngram"))
         self.looks_up = kind == "lookup" or kind is None and any(word in _LOOKUPS for word in words)
-        self._by_prompt: dict[tuple[int, ...], Stream] = {}
-        for stream in streams:
-            self._by_prompt.setdefault(stream.prompt, stream)
+        self._by_prompt = {stream.prompt: stream for stream in reversed(streams)}  # of equal prompts the first
         self._size = target.vocab_size
         self._text: tuple[int, ...] = ()
         self._lengths: tuple[int, ...] = ()

@@ -385,29 +385,22 @@ class BatchedSmallModel(BatchDrafter):
         self._ragged.reserve(capacity)
 
     def draft(self, structures: Mapping[int, Structure]) -> dict[int, Draft]:
-        drafts = dict.fromkeys(structures, EMPTY)
-        chains: dict[int, tuple[list[int], GrowingChain]] = {}
-        trees: dict[int, Growing] = {}
+        drafts, trees = dict.fromkeys(structures, EMPTY), dict[int, Growing]()
+        chains, read = dict[int, GrowingChain](), dict[int, Tensor]()  # and what the next call reads
         for slot, structure in structures.items():
             text = self.texts[slot]
             if structure.single:
                 if (begun := text._begun_chain(structure)) is not None:
-                    chains[slot] = begun
+                    pending, chains[slot] = begun
+                    read[slot] = torch.tensor(pending).to(self._ragged.device, non_blocking=True)
             elif (tree := text._growing(structure)) is not None:
                 trees[slot] = tree
-        drafts |= self._chains(chains)
         if trees:
             how = self.texts[next(iter(trees))].how(structures[next(iter(trees))])
             grown = draft_trees(trees, self._ragged, how)
             drafts |= {slot: self.texts[slot].checked(draft) for slot, draft in grown.items()}
-        return drafts
-
-    def _chains(self, begun: Mapping[int, tuple[list[int], GrowingChain]]) -> dict[int, Draft]:
-        """Draft chains, a call for each token; a text leaves when its draft is long enough or no longer likely."""
         any_text = self.texts[0]
-        chains = {slot: chain for slot, (_, chain) in begun.items()}
-        device = self._ragged.device
-        read = {slot: torch.tensor(pending).to(device, non_blocking=True) for slot, (pending, _) in begun.items()}
+        # Chains take a call for each token; a text leaves when its draft is long enough or no longer likely.
         while read:
             slots = list(read)
             calls = self._ragged.forward(slots, list(read.values()))
@@ -420,7 +413,7 @@ class BatchedSmallModel(BatchDrafter):
                 q = None if chosen.q is None else chosen.q[at]
                 if chains[slot].goes_on(Choice(chosen.tokens[at], chosen.read[at], q), logits[at]):
                     read[slot] = chosen.read[at]
-        return {slot: self.texts[slot]._chain(joined(chain.choices)) for slot, chain in chains.items()}
+        return drafts | {slot: self.texts[slot]._chain(joined(chain.choices)) for slot, chain in chains.items()}
 
     def release(self, slot: int) -> None:
         self.texts[slot]._begin(None)

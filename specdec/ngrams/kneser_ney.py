@@ -1,7 +1,7 @@
 """An n-gram model over token ids: counted with arrays, smoothed by interpolated Kneser-Ney, kept in a file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -75,15 +75,20 @@ class NgramTable:
 
         Working memory is about 20 bytes a token of text at order 2 and 30 at order 3; 60 and 85 where nothing repeats.
         """
-        unigrams = np.bincount(stream[stream >= 0], minlength=vocab_size)
-        levels: list[Level] = []
+        # k of each length: occurrences, until a longer n-gram shows the different tokens that were seen before.
+        counts = [np.bincount(stream[stream >= 0], minlength=vocab_size)]
+        arrays = list[tuple[np.ndarray, np.ndarray]]()
         ids, known = stream, vocab_size  # ids: of the n-gram that ends at each place, negative where there is none
+        keys = suffixes = np.empty(0, dtype=np.int64)  # suffixes: the id of each n-gram without its first token
         for length in range(2, order + 1):
-            keys, counts = _unique(ids, stream, vocab_size)
+            below, (keys, occurrences) = keys, _unique(ids, stream, vocab_size)
             contexts, tokens = np.divmod(keys, vocab_size)
+            suffixes = tokens if length == 2 else np.searchsorted(below, suffixes[contexts] * vocab_size + tokens)
+            counts[-1] = np.bincount(suffixes, minlength=known)
+            counts.append(occurrences)
             offsets = np.zeros(known + 1, dtype=np.int64)
             np.cumsum(np.bincount(contexts, minlength=known), out=offsets[1:])
-            levels.append(Level(offsets, tokens.astype(np.int32), counts))
+            arrays.append((offsets, tokens.astype(np.int32)))
             if length < order:
                 longer = np.full(len(stream), -1, dtype=np.int64)  # -1 near the beginning of a document
                 for start in range(0, len(stream) - 1, _CHUNK):
@@ -91,7 +96,8 @@ class NgramTable:
                     unique, inverse = np.unique(own, return_inverse=True)  # so that the search below walks in order
                     longer[start + 1 + places] = np.searchsorted(keys, unique)[inverse]
                 ids, known = longer, len(keys)
-        return cls(*_continuation_counts(unigrams, levels), discount)
+        levels = [Level(*own, count) for own, count in zip(arrays, counts[1:], strict=True)]
+        return cls(counts[0], levels, discount)
 
     def save(self, path: Path) -> None:
         """Write the counts; a reader never sees half a file."""
@@ -133,20 +139,3 @@ def _unique(ids: np.ndarray, stream: np.ndarray, vocab_size: int) -> tuple[np.nd
     keys, counts = keys[order], counts[order]
     first = np.flatnonzero(np.diff(keys, prepend=-1))
     return keys[first], np.add.reduceat(counts, first) if len(first) else counts
-
-
-def _continuation_counts(unigrams: np.ndarray, levels: list[Level]) -> tuple[np.ndarray, list[Level]]:
-    """Replace all counts below the highest order by the number of different tokens seen before each n-gram."""
-    vocab_size, counts = len(unigrams), [unigrams]
-    below = suffixes = np.empty(0, dtype=np.int64)
-    for level in levels:
-        contexts = np.repeat(np.arange(len(level.offsets) - 1), np.diff(level.offsets))
-        # The id of each n-gram without its first token.
-        if len(counts) == 1:
-            suffixes = level.tokens.astype(np.int64)
-        else:
-            suffixes = np.searchsorted(below, suffixes[contexts] * vocab_size + level.tokens)
-        below = contexts * vocab_size + level.tokens
-        counts[-1] = np.bincount(suffixes, minlength=len(counts[-1]))
-        counts.append(level.counts)
-    return counts[0], [replace(level, counts=count) for level, count in zip(levels, counts[1:], strict=True)]
