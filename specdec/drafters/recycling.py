@@ -76,8 +76,7 @@ class Recycling(Lookup):
         self._earlier = self._earlier | dict(zip((prompt[-1], *output[:-1]), lines, strict=True))
 
     def _lines(self, logits: Tensor) -> list[list[int]]:
-        lines: list[list[int]] = logits.topk(self._k, dim=-1).indices.tolist()
-        return lines
+        return logits.topk(self._k, dim=-1).indices.tolist()
 
     def propose(self, structure: Structure) -> Proposal:
         def ranked(token: int, count: int) -> Iterator[tuple[int, str, int]]:
@@ -86,8 +85,7 @@ class Recycling(Lookup):
         return filled(structure.tree, self._last, ranked)
 
     def observe(self, draft: Draft, logits: Tensor) -> None:
-        nodes: list[int] = draft.tokens.tolist()
-        self._matrix.update(zip((self._last, *nodes), self._lines(logits), strict=True))
+        self._matrix.update(zip((self._last, *draft.tokens.tolist()), self._lines(logits), strict=True))
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self._last = tokens[-1]

@@ -174,7 +174,7 @@ class SmallModel(NetworkDrafter):
             context = self.translation.read(text.prompt)
             self._prefill(context, max(text.capacity, 2 * len(context)))
             return
-        self._text = self._known(text.prompt)
+        self._text = self.known(text.prompt)
         if len(self._text) <= self._decoder.context_length:
             root = self._prefill(self._text, text.capacity)
             # An encoder-decoder's prompt is in its encoder, not in the cache: its own text begins at the root.
@@ -294,7 +294,7 @@ class SmallModel(NetworkDrafter):
         if self._drafted is not None:
             self._cached += self._drafted[:-1].tolist()
         self._drafted = None
-        self._text += tokens if self.translation is not None else self._known(tokens)
+        self._text += tokens if self.translation is not None else self.known(tokens)
 
     def take_for_drafted(self, tokens: Tensor) -> None:
         """Go on as if these tokens [N] had been drafted, for one whose drafts only serve to take their time: the slots
@@ -316,7 +316,7 @@ class SmallModel(NetworkDrafter):
         """
         if self.capabilities.replay != "position" or len(prompt) + len(text) - 1 > self._decoder.context_length:
             return None
-        logits = self.align(self._decoder.score(self._known(prompt), self._known(text)[:-1])[: len(text)])
+        logits = self.align(self._decoder.score(self.known(prompt), self.known(text)[:-1])[: len(text)])
         if self._greedy:
             return one_hot(logits.max(dim=-1).indices, self._size)
         q = probabilities(logits, self.sampling)
@@ -332,7 +332,7 @@ class SmallModel(NetworkDrafter):
         # A negative padding cuts.
         return logits if missing == 0 else pad(logits, (0, missing), value=-torch.inf)
 
-    def _known(self, tokens: Sequence[int]) -> list[int]:
+    def known(self, tokens: Sequence[int]) -> list[int]:
         """Return tokens that the model knows: ids beyond its matrix stand for no token; it reads its first one."""
         size = self._decoder.vocab_size
         return list(tokens) if size >= self._size else [token if token < size else 0 for token in tokens]

@@ -263,9 +263,7 @@ class DraftTarget(Causal):
         self.vocab_size = target.vocab_size
 
     def start(self, text: TextStart) -> None:
-        # Ids beyond the model's own stand for no token; it reads its first one instead.
-        known = tuple(token if token < self._width else 0 for token in text.prompt)
-        super().start(replace(text, prompt=known))
+        super().start(replace(text, prompt=self._drafter.known(text.prompt)))
 
     def move(self, length: int, root: int) -> None:
         """Keep the first `length` tokens of the cache; `root` is the one after them."""

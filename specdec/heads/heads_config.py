@@ -4,14 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, NonEmpty, typed
 
 
 @typed
 class HeadsConfig:
     """K heads over h_t, the state of the last token that the target has evaluated; head k predicts x_{t+k+1}."""
 
-    name: Annotated[str, Field(min_length=1)]  # in tables
+    name: NonEmpty  # in tables
     count: AtLeastOne  # K
     grounded: bool  # head k also reads the input embeddings of x_{t+1}, ..., x_{t+k}
     # Residual SiLU layers; "attention": what they read of the tokens is a causal self-attention layer over h_t and the

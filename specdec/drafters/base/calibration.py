@@ -101,12 +101,27 @@ class CalibrationText:
         """The text [B, S] and the target's laws [B, tokens, V] along its last tokens; the target writes it when it is
         first asked for.
         """
-        passages = torch.tensor(self._passages(), device=self.model.device)
+        config, target = self._config, self._target
+        if self._corpus is None:
+            generator, shape = generator_for(0, "calibration", "passages"), (config.passages, config.context)
+            passages = torch.randint(target.vocab_size, shape, generator=generator)
+        else:
+            size = config.context
+            middles = replace(self._corpus, size=0, parts=partial(_middles, self._corpus, size))  # 0: without a bar
+            parts = (ids[:size] for _, ids in encoded(middles, target.tokenizer, target.vocab_size) if len(ids) >= size)
+            found = list(islice(parts, _PARTS))
+            if len(found) < config.passages:
+                raise UsageError(
+                    f"Bad value drafter.passages={config.passages}: corpus {self._corpus.name} has {len(found)} texts "
+                    f"of drafter.context={size} tokens; lower one of them, or give another corpus."
+                )
+            chosen = [found[index * len(found) // config.passages] for index in range(config.passages)]
+            passages = torch.from_numpy(np.stack(chosen)).long()
         # The target goes on behind them: [B, context + tokens].
-        generator = generator_for(0, "calibration", "continuation", passages.device)
-        text, tokens, cache = passages, passages, None
+        text = tokens = passages.to(self.model.device)
+        generator, cache = generator_for(0, "calibration", "continuation", text.device), None
         shorter = "the drafter's keys tokens=N and passages=N write less"
-        count, sampling = self._config.tokens, self._target.sampling
+        count, sampling = config.tokens, target.sampling
         with stage("writing calibration text", total=count, told=False, shorter=shorter) as under_way:
             for _ in range(count):
                 output = self.model(input_ids=tokens, use_cache=True, **{CACHE: cache})
@@ -119,23 +134,6 @@ class CalibrationText:
     def _laws(self, model: Any, text: Tensor) -> Tensor:
         logits = model(input_ids=text[:, :-1], use_cache=False).logits[:, self._config.context - 1 :]
         return probabilities(logits, self._target.sampling)
-
-    def _passages(self) -> list[list[int]]:
-        config, target = self._config, self._target
-        if self._corpus is None:
-            generator = generator_for(0, "calibration", "passages")
-            shape = (config.passages, config.context)
-            return torch.randint(target.vocab_size, shape, generator=generator).tolist()
-        count = config.context
-        middles = replace(self._corpus, size=0, parts=partial(_middles, self._corpus, count))  # 0: without a bar
-        passages = encoded(middles, target.tokenizer, target.vocab_size)
-        parts = list(islice((ids[:count].tolist() for _, ids in passages if len(ids) >= count), _PARTS))
-        if len(parts) < config.passages:
-            raise UsageError(
-                f"Bad value drafter.passages={config.passages}: corpus {self._corpus.name} has {len(parts)} texts of "
-                f"drafter.context={config.context} tokens; lower one of them, or give another corpus."
-            )
-        return [parts[index * len(parts) // config.passages] for index in range(config.passages)]
 
 
 def _middles(corpus: NgramCorpus, count: int) -> Iterator[CorpusPart]:

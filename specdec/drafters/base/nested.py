@@ -100,7 +100,7 @@ class Wrapper(Drafter):
 
     @property
     def remembers(self) -> str:
-        return self.drafter.remembers and f"of.{self.drafter.remembers}"
+        return self.drafter.remembers
 
     def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         self.drafter.remember(prompt, output)
