@@ -4,7 +4,7 @@ from math import log, sqrt
 
 import pytest
 import torch
-from fixtures.drafting import chain, law_error, ngram
+from fixtures.drafting import PROMPT, chain, law_error, ngram
 from fixtures.refusals import refused
 
 from specdec.certification.table_drafts import TableDrafter
@@ -15,8 +15,6 @@ from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.targets.causal import Causal
-
-PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 
 
 class Fixed(Drafter):

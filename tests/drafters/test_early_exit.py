@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fixtures.drafting import assert_texts_are_drafted_from, chain, decoded, rows, tokens_of_calls
+from fixtures.drafting import PROMPT, assert_texts_are_drafted_from, chain, decoded, rows, tokens_of_calls
 from fixtures.refusals import refused
 
 from specdec.drafters import drafters
@@ -11,8 +11,6 @@ from specdec.models.partial import block_parts, partial_model
 from specdec.records import TextStart
 from specdec.targets import targets
 from specdec.targets.causal import Causal
-
-PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 
 
 def exiting(target, layer=1, **how):

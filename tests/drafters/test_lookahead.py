@@ -1,9 +1,9 @@
 """Lookahead decoding against the window and the pool on plain lists."""
 
 import pytest
+from fixtures.drafting import decoded, rows
 from fixtures.drafting import dynamic as dynamic_tree
-from fixtures.drafting import rows
-from fixtures.plain_rounds import PROMPTS, Pairs, decoded, ranking
+from fixtures.plain_rounds import PROMPTS, Pairs, ranking
 
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fixtures.drafting import decoded
 from fixtures.refusals import refused
-from fixtures.slow_eagle import assert_chances_are_those_of_drafts, random_rounds
+from fixtures.slow_eagle import assert_chances_are_those_of_drafts, features_of, random_rounds
 from fixtures.slow_mtp import SlowMtp, mtp_model, mtp_weights, write_mtp
 from fixtures.tiny_models import unprobed
 from safetensors.torch import save_file
@@ -65,17 +65,13 @@ def made(sampling, group_values, tmp_path_factory):
     return make
 
 
-def features_of(model, text):
-    return model(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True).hidden_states[-1][0]
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_q_is_the_law_of_the_heads_over_random_rounds(made, make_structure, case):
     """The first text has two tokens, so that further heads have no row yet."""
     drafter, target, slow = made(case, temperature=0.7, top_k=9)
     compared = 0
     for text, drafts in random_rounds(drafter, target, make_structure("chain", 5), 2, 3):
-        features = features_of(target.model, text)
+        features = features_of(target.model, text, ())
         for length, draft in drafts:
             assert len(draft) == 5
             found = slow.logits_along(text[:length], features[: length - 1], draft.tokens.tolist())
@@ -165,7 +161,7 @@ def test_names_and_copies_change_nothing_and_the_order_of_the_halves_does(drafte
     apart = mtp_weights(mtp_model("glm4_moe"), "speculators")  # the same numbers, as that library writes them
     for each in (weights, weights | copies, apart, turned):
         drafter = drafter_of(each, {"speculators_model_type": "mtp"} if each is apart else None)
-        drafter.start(TextStart([5, 1, 4], 50), features_of(mtp_model("glm4_moe"), [5, 1]))
+        drafter.start(TextStart([5, 1, 4], 50), features_of(mtp_model("glm4_moe"), [5, 1], ()))
         laws.append(drafter.read().draft().first)
     assert torch.equal(laws[0], laws[1]) and torch.equal(laws[0], laws[2]) and not torch.allclose(laws[0], laws[3])
 

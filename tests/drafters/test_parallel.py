@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from fixtures.drafting import assert_drafted_from, chain, shaken, tokens_of_calls, tree
+from fixtures.drafting import PROMPT, assert_drafted_from, chain, shaken, tokens_of_calls, tree
 from fixtures.refusals import refused
 from fixtures.slow_eagle import random_rounds
 
@@ -15,7 +15,6 @@ from specdec.records import TextStart
 from specdec.sampling import generator_for, probabilities
 from specdec.targets.causal import Causal
 
-PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 MASK = 60
 
 

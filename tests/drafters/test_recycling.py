@@ -1,8 +1,8 @@
 """Token Recycling against a matrix on plain lists."""
 
 import pytest
-from fixtures.drafting import chain, rows, tree
-from fixtures.plain_rounds import PROMPTS, SIZE, Pairs, decoded, ranking
+from fixtures.drafting import chain, decoded, rows, tree
+from fixtures.plain_rounds import PROMPTS, SIZE, Pairs, ranking
 
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures.drafting import assert_laws_are_those_of_drafts, chain, decoded, rows, shaken, tokens_of_calls
+from fixtures.drafting import PROMPT, assert_laws_are_those_of_drafts, chain, decoded, rows, shaken, tokens_of_calls
 from fixtures.refusals import refused
 
 from specdec.drafters.small_model import SmallModel
@@ -14,8 +14,6 @@ from specdec.records import Request, TextStart
 from specdec.replay.expected_rounds import TextReplay
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
-
-PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 
 
 @pytest.fixture

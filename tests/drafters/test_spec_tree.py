@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fixtures.drafting import assert_drafted_from, dynamic, rows
+from fixtures.drafting import PROMPT, assert_drafted_from, dynamic, rows
 
 from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
@@ -13,8 +13,6 @@ from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.tree_building.siblings import grow
-
-PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 
 
 def expansion(*widths):

@@ -1,9 +1,6 @@
 """The suffix drafter against a search of the whole text, round by round; lengths; earlier outputs."""
 
-from types import SimpleNamespace
-
 import pytest
-import torch
 from fixtures.slow_drafters import SlowDrafter, along_paths, along_ranks, rounds_of, same_rounds
 
 from specdec.drafters.base import drafters
@@ -14,11 +11,7 @@ PROMPTS = [[0, 1, 2, 0, 1, 1, 0], [3], [2, 2, 1, 0, 3, 3], [0, 1, 2, 0, 1, 1, 0]
 
 @pytest.fixture
 def build(group_values):
-    def make(target=None, **keys):
-        target = target or SimpleNamespace(device=torch.device("cpu"))
-        return drafters.build(group_values("drafter", "suffix", **keys), target=target)
-
-    return make
+    return lambda target, **keys: drafters.build(group_values("drafter", "suffix", **keys), target=target)
 
 
 class SlowSuffix(SlowDrafter):

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from fixtures.plain_rounds import decoded
+from fixtures.drafting import decoded
 
 from specdec.drafters.none import NoDrafter
 from specdec.errors import NumericsError

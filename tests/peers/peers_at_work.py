@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from fixtures.plain_rounds import decoded
+from fixtures.drafting import decoded
 
 from specdec.drafters.none import NoDrafter
 from specdec.peers import Work

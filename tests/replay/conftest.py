@@ -3,8 +3,8 @@
 from collections import Counter, defaultdict
 
 import pytest
+from fixtures.decoding import decode
 from fixtures.drafting import chain
-from fixtures.plain_rounds import decoded
 
 from specdec.targets.causal import Causal
 
@@ -22,7 +22,8 @@ def live_rounds(enumeration):
 
     def law(target, drafter, prompt, limit):
         def live():
-            made = decoded(target, drafter, chain(2), prompt, limit, enumeration.generator)
+            draws = dict.fromkeys(("draft_generator", "accept_generator"), enumeration.generator)
+            made = decode(target, drafter, chain(2), prompt, limit, **draws)
             return made.tokens, tuple(len(row.draft_tokens) for row in made.rounds)
 
         chance, offered = defaultdict(float), defaultdict(Counter)

@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from fixtures.drafting import chain
-from fixtures.plain_rounds import decoded
+from fixtures.drafting import chain, decoded
 
 from specdec.clock import CpuClock
 from specdec.drafters.adaptive import Adaptive

@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 import torch
 from fixtures.decoding import decode
-from fixtures.plain_rounds import decoded
+from fixtures.drafting import decoded
 
 from specdec.drafters import drafters
 from specdec.errors import UsageError

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fixtures.drafting import assert_drafted_from, assert_likeliest_paths, chain, dynamic, rows, shaken
+from fixtures.drafting import PROMPT, assert_drafted_from, assert_likeliest_paths, chain, dynamic, rows, shaken
 from fixtures.slow_eagle import random_rounds
 
 from specdec.drafters.small_model import SmallModel
@@ -11,7 +11,6 @@ from specdec.records import TextStart
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
 
-PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 WAYS = ["independent", "without_replacement"]
 
 
