@@ -84,10 +84,6 @@ class Adaptive(Wrapper):
         self._offered, self._most = len(draft), structure.gamma
         return draft
 
-    @property
-    def remembers(self) -> str:
-        return self.drafter.remembers and f"of.{self.drafter.remembers}"
-
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         if self._offered:  # a round without a proposal says nothing about the length
             # All accepted: the round commits one token more than it offered.

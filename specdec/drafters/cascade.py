@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec.config import AtLeastOne, Probability, typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.base.contract import Replay
-from specdec.drafters.base.nested import built_part, checked_part, described, named_below
+from specdec.drafters.base.nested import Composite, built_part, checked_part, described
 from specdec.errors import UsageError
 from specdec.records import EMPTY, Draft, TextStart
 from specdec.structures.base import Structure
@@ -93,7 +93,7 @@ class Part(NamedTuple):
 
 
 @drafters.register("cascade")
-class Cascade(Drafter):
+class Cascade(Composite):
     """Asks one drafter of several for the draft of a round, and for one of several depths: the arm that `Bandit`
     chooses by what its last rounds gave for their cost.
 
@@ -125,11 +125,12 @@ class Cascade(Drafter):
         structure. Raises UsageError: no structure that all parts fill.
         """
         self.parts, self._verification = dict(parts), verification
+        self.nested = {f"of.{label}": part.drafter for label, part in self.parts.items()}
         self._discount, self._exploration = discount, exploration
         depths = [None] if gammas is None else sorted(set(gammas))
         self._arms = [(label, depth) for label in self.parts for depth in depths]
         # The abilities that all parts have, and the needs that any has. A choice depends on earlier rounds.
-        abilities = [part.drafter.capabilities for part in self.parts.values()]
+        abilities = [drafter.capabilities for drafter in self.nested.values()]
         replays = {can.replay for can in abilities}
         own: Replay = "calling" if "calling" in replays else "copying"
         self.capabilities = replace(
@@ -160,15 +161,9 @@ class Cascade(Drafter):
         self.bandit = Bandit(len(self._arms), self._discount, self._exploration)
         self._drafted: tuple[int, int] | None = None  # arm and nodes of this round
 
-    def prepare(self, capacity: int, structure: Structure) -> None:
-        for label, part in self.parts.items():
-            with named_below(f"of.{label}"):
-                part.drafter.prepare(capacity, structure)
-
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._begin()
-        for part in self.parts.values():
-            part.drafter.start(text, states)
+        super().start(text, states)
 
     def draft(self, structure: Structure) -> Draft:
         self._drafted = None
@@ -190,25 +185,7 @@ class Cascade(Drafter):
             each = self.parts[self._arms[arm][0]].cost + self._verification
             self.bandit.learn(arm, len(tokens), 1 + nodes * each)
         self._drafted = None
-        for part in self.parts.values():
-            part.drafter.commit(tokens, states)
-
-    def retract(self, count: int) -> bool:
-        return all([part.drafter.retract(count) for part in self.parts.values()])
-
-    @property
-    def remembers(self) -> str:
-        settings = [f"of.{label}.{own}" for label, part in self.parts.items() if (own := part.drafter.remembers)]
-        return " ".join(settings)
-
-    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        for part in self.parts.values():
-            part.drafter.remember(prompt, output)
-
-    def observe(self, draft: Draft, logits: Tensor) -> None:
-        for part in self.parts.values():
-            if part.drafter.capabilities.reads_logits:
-                part.drafter.observe(draft, logits)
+        super().commit(tokens, states)
 
     def describe(self) -> dict[str, Any]:
         costs = {label: part.cost for label, part in self.parts.items()}
@@ -217,4 +194,4 @@ class Cascade(Drafter):
     @property
     def flops_per_token(self) -> float:
         """Operations of a token by the most expensive drafter: which one drafts depends on the text."""
-        return max(part.drafter.flops_per_token for part in self.parts.values())
+        return max(drafter.flops_per_token for drafter in self.nested.values())

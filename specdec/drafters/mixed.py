@@ -6,15 +6,14 @@ from itertools import chain, islice
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup, TokenLookup
-from specdec.drafters.base.nested import built_part, named_below
+from specdec.drafters.base.nested import Composite, built_part, named_below
 from specdec.drafters.ngram import Matches, Ngram
 from specdec.errors import UsageError
-from specdec.records import Source, TextStart
+from specdec.records import Source
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.tree_building.lookup_filling import NOTHING, Proposal, filled, merged
@@ -46,7 +45,7 @@ class MixedConfig:
 
 
 @drafters.register("mixed")
-class Mixed(Lookup):
+class Mixed(Composite, Lookup):
     """Context n-grams and the extended model bigram in one draft (N-Grammys 2411.03786, section 4).
 
     Of k rows, the context has as many as it finds, at most `context_rows`, and the bigram has the rest, so that the
@@ -66,10 +65,10 @@ class Mixed(Lookup):
     ) -> None:
         super().__init__(target)
         self.context, self.bigram = context, bigram
+        self.nested = {"context": context, "bigram": bigram}
         self._context_rows, self._fill = context_rows, fill
         fills = self.capabilities.fills & context.capabilities.fills
         self.capabilities = replace(self.capabilities, fills=fills, vocab_size=bigram.capabilities.vocab_size)
-        self._last = 0
 
     @classmethod
     def from_config(cls, config: MixedConfig, target: Target) -> "Mixed":
@@ -80,16 +79,7 @@ class Mixed(Lookup):
     def prepare(self, capacity: int, structure: Structure) -> None:
         """Raises UsageError: more rows or siblings than the bigram could offer alone, where it fills what is left."""
         if self._fill:
-            with named_below("bigram"):
-                self.bigram.prepare(capacity, structure)
-
-    def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        self.context.start(text)
-        self._last = text.prompt[-1]
-
-    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        self.context.commit(tokens)
-        self._last = tokens[-1]
+            super().prepare(capacity, structure)
 
     def propose(self, structure: Structure) -> Proposal:
         if structure.gamma == 0:
@@ -105,7 +95,7 @@ class Mixed(Lookup):
             rows = self.context.rows(self._share(k), w) if self._share(k) else []
             found = ((row, Source("ngram", rank)) for rank, row in enumerate(rows))
             return merged(chain(found, self._bigram_rows(self._rest(k, len(rows)), w, rows)))
-        return filled(structure.tree, (self._last, self.context.matches()), self._siblings)
+        return filled(structure.tree, (self.bigram.last, self.context.matches()), self._siblings)
 
     def _share(self, count: int) -> int:
         """Return how many of `count` rows or siblings the context may have."""
@@ -119,7 +109,7 @@ class Mixed(Lookup):
         self, k: int, w: int, taken: Sequence[tuple[int, ...]]
     ) -> Iterator[tuple[tuple[int, ...], Source]]:
         if k:
-            ranked = enumerate(self.bigram.rows(self._last, k + len(taken), w))
+            ranked = enumerate(self.bigram.rows(self.bigram.last, k + len(taken), w))
             fresh = ((row, Source(self.bigram.strategy, rank)) for rank, row in ranked if row not in taken)
             yield from islice(fresh, k)
 

@@ -88,10 +88,9 @@ class ModelBigram(TokenLookup):
     def __init__(
         self, table: BigramTable, target: Target, k: int, extend: Extend, described: Mapping[str, Any]
     ) -> None:
-        super().__init__(target, k)
+        super().__init__(target, k, {**described, "bigram_tokens": int(table.first.shape[1]), "extend": extend})
         if extend == "greedy":
             self.capabilities = replace(self.capabilities, replay="start")
-        self._described = {**described, "bigram_tokens": int(table.first.shape[1]), "extend": extend}
         self._ranked, self._rest = table.first, table.rest
         self._next: list[int] = table.first[:, 0].tolist()  # the most likely token after each
 
@@ -122,9 +121,6 @@ class ModelBigram(TokenLookup):
                 row.append(self._next[row[-1]])
             rows.append(tuple(row))
         return rows
-
-    def describe(self) -> dict[str, Any]:
-        return dict(self._described)
 
 
 def _of_model(config: ModelBigramConfig, form: Form, source: SourceModel, target: Target) -> BigramTable:

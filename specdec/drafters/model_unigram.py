@@ -52,14 +52,13 @@ class ModelUnigram(TokenLookup):
         self, scores: np.ndarray, text: np.ndarray, target: Target, k: int, described: Mapping[str, Any]
     ) -> None:
         """Rank by the `unigram_scores` [V]; the calibration text has negative numbers for breaks."""
-        super().__init__(target, k)
         # The tokens at either end, best first, equals in the order of their numbers.
         ends = {"smallest": np.argsort(scores, kind="stable")[:k], "largest": np.argsort(-scores, kind="stable")[:k]}
         # Share of the calibration text among the tokens of either end.
         self.hits = {sign: float(np.isin(text[text >= 0], tokens).mean()) for sign, tokens in ends.items()}
         self.sign = max(ends, key=self.hits.__getitem__)  # of equals the paper's, "smallest"
         self._tokens: list[int] = ends[self.sign].tolist()
-        self._described = {**described, "sign": self.sign, "hits": self.hits}
+        super().__init__(target, k, {**described, "sign": self.sign, "hits": self.hits})
 
     @classmethod
     def from_config(cls, config: ModelUnigramConfig, target: Target) -> "ModelUnigram":
@@ -103,9 +102,6 @@ class ModelUnigram(TokenLookup):
     def rows(self, token: int, k: int, w: int) -> list[tuple[int, ...]]:
         rest = (self._tokens[0],) * (w - 1)
         return [(first, *rest) for first in self._tokens[:k]]
-
-    def describe(self) -> dict[str, Any]:
-        return dict(self._described)
 
 
 def unigram_scores(u: Tensor, v: Tensor) -> Tensor:

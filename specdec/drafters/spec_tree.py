@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
-from specdec.drafters.base.nested import described
+from specdec.drafters.base.nested import Composite, described
 from specdec.drafters.base.network_drafter import NetworkDrafter
 from specdec.drafters.small_model import SmallModel, SmallModelConfig
 from specdec.errors import UsageError
@@ -32,7 +32,7 @@ class SpecTreeConfig:
 
 
 @drafters.register("spec_tree")
-class SpecTree(NetworkDrafter):
+class SpecTree(Composite, NetworkDrafter):
     """Drafts rows and trees with one or several small models, which share out the children of every node (see `grow`):
     the child of rank j of a node of model m comes from model m + j. SpecInfer lets each model grow a tree of its own
     and merges them; here a model also adds children to the nodes of the others, and no two siblings are alike.
@@ -60,7 +60,7 @@ class SpecTree(NetworkDrafter):
     ) -> None:
         """Make a drafter of at least one model, made for `target`, by the names in `Source`."""
         super().__init__(target, "greedy" if children == "ranked" else "sampled", "without_replacement")
-        self.models = dict(models)
+        self.models = self.nested = dict(models)
         self.capabilities = replace(self.capabilities, vocab_size=target.vocab_size)
         self._begin(None)
 
@@ -102,8 +102,7 @@ class SpecTree(NetworkDrafter):
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._begin(text.generator)
-        for model in self.models.values():
-            model.start(text, states)
+        super().start(text, states)
 
     def draft(self, structure: Structure) -> Draft:
         reach = {name: model.reach(structure.gamma) for name, model in self.models.items()}
@@ -115,12 +114,8 @@ class SpecTree(NetworkDrafter):
         return self.checked(draft_tree(growing, shape, self.how(shape), self.generator))
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        super().commit(tokens)
-        for model in self.models.values():
-            model.commit(tokens, states)
-
-    def retract(self, count: int) -> bool:
-        return all([model.retract(count) for model in self.models.values()])
+        NetworkDrafter.commit(self, tokens)
+        super().commit(tokens, states)
 
     def describe(self) -> dict[str, Any]:
         return described(self.models)

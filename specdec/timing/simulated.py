@@ -71,6 +71,13 @@ class Priced(Wrapper):
         self._clock, self.price = clock, price
         self._context = 0  # tokens in the target's cache, which the root is not yet in
 
+    def prepare(self, capacity: int, structure: Structure) -> None:
+        self.drafter.prepare(capacity, structure)  # its keys stand at `drafter` itself, as in `remembers`
+
+    @property
+    def remembers(self) -> str:
+        return self.drafter.remembers
+
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         super().start(text, states)
         self._context = len(text.prompt) - 1

@@ -3,30 +3,21 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from fixtures.drafting import PROMPT, chain
 from fixtures.refusals import refused
+from fixtures.slow_drafters import SlowDrafter, along_paths
 
 from specdec.drafters.adaptive import Adaptive
-from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
-from specdec.records import Draft, Source, TextStart, chain_tree
+from specdec.records import TextStart
 from specdec.targets.causal import Causal
 
 
-class Counting(Drafter):
-    """Proposes token 1 as often as it is asked."""
-
-    capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="position")
-
-    def draft(self, structure):
-        size = structure.gamma
-        return Draft(torch.ones(size, dtype=torch.long), chain_tree(size), source=(Source("x", 0),) * size)
-
-
 def test_two_more_after_a_full_round_and_one_fewer_after_a_rejection():
-    drafter, shape = Adaptive(Counting(), "heuristic", length=3), chain(6)
+    wrapped = SlowDrafter(lambda _, shape: along_paths([[1] * shape.gamma]))  # proposes as much as it is asked for
+    drafter, shape = Adaptive(wrapped, "heuristic", length=3), chain(6)
     drafter.start(TextStart(PROMPT, 100))
 
     def offered():

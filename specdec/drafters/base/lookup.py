@@ -1,11 +1,11 @@
 """The part that drafters which look tokens up share: their proposals are plain numbers, and point masses."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -55,12 +55,13 @@ class TokenLookup(Lookup):
     capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="position")
     strategy: ClassVar[str]
 
-    def __init__(self, target: Target, k: int) -> None:
+    def __init__(self, target: Target, k: int, described: Mapping[str, Any]) -> None:
         super().__init__(target)
+        self._described = described
         self._k = k  # tokens that are ranked after each; all of a vocabulary that has fewer
         self._size = target.vocab_size
         self.capabilities = replace(self.capabilities, vocab_size=self._size)
-        self._last = 0
+        self.last = 0  # token of the text
 
     def prepare(self, capacity: int, structure: Structure) -> None:
         check_siblings(structure, self._k)
@@ -76,10 +77,10 @@ class TokenLookup(Lookup):
         """
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        self._last = text.prompt[-1]
+        self.last = text.prompt[-1]
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        self._last = tokens[-1]
+        self.last = tokens[-1]
 
     def propose(self, structure: Structure) -> Proposal:
         """Propose chains and rows as `rows` gives them. In a tree, the child of rank j of a token x is the token of
@@ -90,10 +91,10 @@ class TokenLookup(Lookup):
         if structure.rows is None:
             return filled(
                 structure.tree,
-                self._last,
+                self.last,
                 lambda token, count: [(child, self.strategy, child) for child in self.ranked(token, count)],
             )
-        rows = self.rows(self._last, structure.rows, structure.gamma)
+        rows = self.rows(self.last, structure.rows, structure.gamma)
         # The first tokens of rows differ, so there is nothing to merge.
         return Proposal(tuple(chain.from_iterable(rows)), *_apart(self.strategy, len(rows), structure.gamma))
 
@@ -102,6 +103,9 @@ class TokenLookup(Lookup):
             return None
         first = [self.ranked(token, 1)[0] for token in (prompt[-1], *text[:-1])]
         return one_hot(torch.tensor(first[: len(text)], dtype=torch.long, device=self._device), self._size)
+
+    def describe(self) -> dict[str, Any]:
+        return dict(self._described)
 
 
 def check_siblings(structure: Structure, k: int) -> None:

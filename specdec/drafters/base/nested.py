@@ -73,37 +73,50 @@ def described(parts: Mapping[str, Drafter]) -> dict[str, Any]:
     return found
 
 
-class Wrapper(Drafter):
-    """A drafter that does everything as `drafter` does. Subclasses override what they change."""
+class Composite(Drafter):
+    """A drafter made of others, all of which follow every text and remember it. Subclasses draft."""
 
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-        self.capabilities = drafter.capabilities
+    nested: Mapping[str, Drafter]  # by their places below `drafter`
 
     def prepare(self, capacity: int, structure: Structure) -> None:
-        self.drafter.prepare(capacity, structure)
+        for place, part in self.nested.items():
+            with named_below(place):
+                part.prepare(capacity, structure)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        self.drafter.start(text, states)
-
-    def draft(self, structure: Structure) -> Draft:
-        return self.drafter.draft(structure)
+        for part in self.nested.values():
+            part.start(text, states)
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        self.drafter.commit(tokens, states)
+        for part in self.nested.values():
+            part.commit(tokens, states)
 
     def retract(self, count: int) -> bool:
-        return self.drafter.retract(count)
+        return all([part.retract(count) for part in self.nested.values()])
 
     def observe(self, draft: Draft, logits: Tensor) -> None:
-        self.drafter.observe(draft, logits)
+        for part in self.nested.values():
+            if part.capabilities.reads_logits:
+                part.observe(draft, logits)
 
     @property
     def remembers(self) -> str:
-        return self.drafter.remembers
+        return " ".join(f"{place}.{own}" for place, part in self.nested.items() if (own := part.remembers))
 
     def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        self.drafter.remember(prompt, output)
+        for part in self.nested.values():
+            part.remember(prompt, output)
+
+
+class Wrapper(Composite):
+    """A drafter that does everything as `drafter` does. Subclasses override what they change."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.nested = drafter, {"of": drafter}
+        self.capabilities = drafter.capabilities
+
+    def draft(self, structure: Structure) -> Draft:
+        return self.drafter.draft(structure)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         return self.drafter.laws(prompt, text)
