@@ -169,23 +169,20 @@ class SmallModel(NetworkDrafter):
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._begin(text.generator)
-        if self.translation is not None:
-            self._text = list(text.prompt)
-            context = self.translation.read(text.prompt)
-            self._prefill(context, max(text.capacity, 2 * len(context)))
-            return
-        self._text = self.known(text.prompt)
-        if len(self._text) <= self._decoder.context_length:
-            root = self._prefill(self._text, text.capacity)
+        translated = self.translation is not None
+        self._text = list(text.prompt) if translated else self.known(text.prompt)
+        context = self._context()
+        root = self._prefill(context, max(text.capacity, 2 * len(context)) if translated else text.capacity)
+        if root is not None and not translated:
             # An encoder-decoder's prompt is in its encoder, not in the cache: its own text begins at the root.
             self._text = [*self._cached, root]
 
-    def _prefill(self, tokens: list[int], capacity: int) -> int:
-        """Fill a new cache and return the root. Nothing happens where the tokens do not fit in the model's context."""
+    def _prefill(self, tokens: list[int], capacity: int) -> int | None:
+        """Fill a new cache and return the root; None where the tokens do not fit in the model's context."""
         self._cached, self._sure = [], 0
         self._decoder.length = 0
         if not 0 < len(tokens) <= self._decoder.context_length:
-            return -1
+            return None
         root = self._decoder.start(tokens, capacity)
         self._cached, self._capacity = tokens[: self._decoder.length], capacity
         self._sure = 0 if self.translation is not None else len(self._cached)

@@ -2,9 +2,9 @@
 of DFlash (z-lab), which fills a block of mask tokens behind the root in one pass, and of DSpark (2607.05147), which
 corrects the laws of such a block by the tokens drafted before.
 
-Letters: B sequences, S rows, P
-earlier rows, k features of D_t values, D the network's own width, V tokens of the target, W tokens that can be drafted,
-N tokens of a block, the root among them; J of them draft, M paths of tokens, R the rank of a Markov head.
+Letters: B sequences, S rows, P earlier rows, k features of D_t values, D the network's own width, V tokens of the
+target, W tokens that can be drafted, N tokens of a block, the root among them; J of them draft, M paths of tokens, R
+the rank of a Markov head.
 Modules carry the names of published files.
 """
 
