@@ -75,13 +75,6 @@ def test_proposals_are_the_same_in_any_context(target_of, build, make_structure)
         assert source == tuple(Source("model_unigram", node // 3) for node in range(9))
 
 
-def test_another_model_for_a_target_without_one(tiny_model, build, tmp_path, table, random_law):
-    tiny_model("llama").save_pretrained(tmp_path / "llama")
-    order = explicit_order(tiny_model("llama"))
-    drafter = build(table(random_law(61, 0)), [order[:2]], model=str(tmp_path / "llama"))
-    assert drafter.ranked(0, 6) == order[:6]
-
-
 def test_what_it_cannot_rank(build, target_of, table, random_law, tiny_encoder_decoder, sampling):
     t5, llama = EncoderDecoder(tiny_encoder_decoder("t5"), sampling(temperature=0.0)), target_of("llama")
     narrow, headless = (Causal(deepcopy(llama.model), llama.sampling) for _ in range(2))
