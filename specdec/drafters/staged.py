@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
-from specdec.drafters.base.nested import built_part, checked_part, described, named_below
+from specdec.drafters.base.nested import Composite, built_part, checked_part, described, named_below
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import NumericsError, UsageError
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
@@ -44,7 +44,7 @@ class StagedConfig:
 
 
 @drafters.register("staged")
-class Staged(Drafter):
+class Staged(Composite):
     """Drafts the chains of the model `of`, made by speculative decoding of that model with the drafter `by` (Spector
     and Re 2308.04623, section 3).
 
@@ -79,6 +79,7 @@ class Staged(Drafter):
                 f"{can.deepest} levels at most; lower the structure's depth."
             )
         self.small, self.outer, self.by, self._structure = small, outer, by, structure
+        self.nested = {"by": by}
         rule: Verifier = SpeculativeSampling()
         self._verifier = rule.for_greedy() if outer.sampling.greedy else rule
         # A drafter that reads what the model says of each token needs to hear of all of them.
@@ -106,8 +107,7 @@ class Staged(Drafter):
         nodes = self._structure.nodes
         # After a chain that was accepted whole, a call has one token more.
         self.outer.prepare({1, 2, nodes + 1, nodes + 2}, capacity + nodes + 2, 1)
-        with named_below("by"):
-            self.by.prepare(capacity + nodes + 2, self._structure)
+        super().prepare(capacity + nodes + 2, self._structure)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._begin(text)
@@ -213,13 +213,6 @@ class Staged(Drafter):
         del self._text[len(self._text) - count :]
         self._sure = min(self._sure, len(self._text))
         return bool(self._known)
-
-    @property
-    def remembers(self) -> str:
-        return self.by.remembers and f"by.{self.by.remembers}"
-
-    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        self.by.remember(prompt, output)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         return self.small.laws(prompt, text)

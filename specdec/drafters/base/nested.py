@@ -74,7 +74,7 @@ def described(parts: Mapping[str, Drafter]) -> dict[str, Any]:
 
 
 class Composite(Drafter):
-    """A drafter made of others, all of which follow every text and remember it. Subclasses draft."""
+    """A drafter made of others, which follow every text, and remember it, as it does. Subclasses draft."""
 
     nested: Mapping[str, Drafter]  # by their places below `drafter`
 
