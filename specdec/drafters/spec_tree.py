@@ -60,7 +60,8 @@ class SpecTree(Composite, NetworkDrafter):
     ) -> None:
         """Make a drafter of at least one model, made for `target`, by the names in `Source`."""
         super().__init__(target, "greedy" if children == "ranked" else "sampled", "without_replacement")
-        self.models = self.nested = dict(models)
+        self.models = dict(models)
+        self.nested = {f"models.{name}": model for name, model in models.items()}
         self.capabilities = replace(self.capabilities, vocab_size=target.vocab_size)
         self._begin(None)
 
@@ -95,10 +96,6 @@ class SpecTree(Composite, NetworkDrafter):
                 label, number = f"{Path(name).name}_{number}", number + 1
             models[label] = model
         return cls(models, target, config.children)
-
-    def prepare(self, capacity: int, structure: Structure) -> None:
-        for model in self.models.values():
-            model.prepare(capacity, structure)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._begin(text.generator)
