@@ -23,7 +23,7 @@ def live_rounds(enumeration):
     def law(target, drafter, prompt, limit):
         def live():
             draws = dict.fromkeys(("draft_generator", "accept_generator"), enumeration.generator)
-            made = decode(target, drafter, chain(2), prompt, limit, **draws)
+            made = decode(target, drafter, chain(2), prompt, limit, "speculative_sampling", **draws)
             return made.tokens, tuple(len(row.draft_tokens) for row in made.rounds)
 
         chance, offered = defaultdict(float), defaultdict(Counter)
