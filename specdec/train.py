@@ -11,7 +11,6 @@ from typing import Any
 
 from specdec import ranks
 from specdec.commands import cli
-from specdec.config import validated
 from specdec.errors import UsageError
 from specdec.plan.named_files import check_training_files
 
@@ -32,13 +31,8 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float] | None:
     check_training_files(values)
     values = {**values, "output_dir": _folder(kind, values)}
 
-    from specdec.targets import targets
     from specdec.training import trainings
-    from specdec.training.recipes import RECIPES, StateTrainConfig
 
-    config = validated(RECIPES[kind], values, source="the configuration" if kind == "recipe" else "")
-    if isinstance(config, StateTrainConfig):
-        targets.config(config.target)
     outcome = trainings.run(kind, values)
     return None if outcome is None else outcome.metrics  # in a process that writes no files
 

@@ -5,8 +5,9 @@ from typing import Any
 
 from specdec.config import validated
 from specdec.progress import stage
+from specdec.targets.base import targets
 from specdec.training.loop import prepare, train
-from specdec.training.recipes import RECIPES
+from specdec.training.recipes import RECIPES, StateTrainConfig
 from specdec.training.student import FinishedTraining, Student
 from specdec.training.students.eagle_student import EagleStudent
 from specdec.training.students.head_student import HeadStudent
@@ -29,6 +30,8 @@ def run(kind: str, values: Mapping[str, Any]) -> FinishedTraining | None:
     checkpoint of another recipe; Interrupted: after a signal.
     """
     config = validated(RECIPES[kind], values, source="the configuration" if kind == "recipe" else "")
+    if isinstance(config, StateTrainConfig):
+        targets.config(config.target)
     prepare(config)
     with stage("Load", "model and text", bar=False):  # the hub draws the bars of its downloads
         student = STUDENTS[kind].open(config)

@@ -161,7 +161,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         raise Passed
 
     stand_in_for_hydra(monkeypatch, tmp_path)
-    monkeypatch.setattr(trainings, "run", go_on)
+    monkeypatch.setattr(trainings, "prepare", go_on)
     for module in (experiment, run_study):
         monkeypatch.setattr(module, "open_tracked", go_on)
     for module in (advisor, certifier):
