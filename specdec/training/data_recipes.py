@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PlainValidator, TypeAdapter, model_validator
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.prompts import prompts
 from specdec.prompts.base.contract import SetConfig
 from specdec.text.conversations import ConversationsConfig
 from specdec.text.documents import TextCorpusConfig
 from specdec.text.python_sources import PythonCorpusConfig
+from specdec.text.sources import Part
 
 Kind = TypeVar("Kind")
 NonNegative = Annotated[float, Field(ge=0.0)]
@@ -51,6 +52,11 @@ class SelfDistillationConfig:
     temperature: NonNegative  # the temperature of its sampling; 0 is greedy
     batch: AtLeastOne  # texts that it writes at a time
 
+    @property
+    def counts(self) -> dict[Part, int]:
+        """The documents of each part that it continues."""
+        return {"train": self.texts, "heldout": self.heldout_texts}
+
 
 @typed
 class StatesConfig:
@@ -61,7 +67,7 @@ class StatesConfig:
     limit_gib: Positive
     # The dtype that states are rounded to, kept or not; "auto" is the target's own.
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
-    folder: Annotated[str, Field(min_length=1)]  # the place below which they are kept
+    folder: NonEmpty  # the place below which they are kept
     batch: AtLeastOne  # sequences of one call of the target while the cache is filled
     shard_mib: AtLeastOne  # about the size of a file; an interruption loses at most one file
 
@@ -78,7 +84,7 @@ class SelfSynthesisConfig:
     words: AtLeastOne  # a question that has as many words in a row in common with an earlier one is left out
     # Files of prompts, JSON lines or plain text: what has as many words in a row in common with one of their texts is
     # left out, questions and answers.
-    keep_out: list[Annotated[str, Field(min_length=1)]]
+    keep_out: list[NonEmpty]
     # See `conf/measurement/default.yaml`; a text that loops is left out.
     repetition_period: AtLeastOne
     repetition_share: Positive
@@ -135,7 +141,7 @@ class SequencesConfig:
     passes: Positive | None
     steps: AtLeastOne | None
     heldout: AtLeastOne  # the most sequences of held-out documents
-    folder: Annotated[str, Field(min_length=1)]  # the place of tokens and generated text, shared by recipes
+    folder: NonEmpty  # the place of tokens and generated text, shared by recipes
 
     @model_validator(mode="after")
     def _one_length(self) -> "SequencesConfig":

@@ -2,7 +2,6 @@
 when it goes on with them or answers; tokens are kept on disk.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,6 +13,7 @@ import numpy as np
 from filelock import FileLock
 
 from specdec.errors import UsageError
+from specdec.ngrams.corpus import tokenizer_digest
 from specdec.progress import stage, tell
 from specdec.prompts import prompts as prompt_sets
 from specdec.prompts.base.contract import SetConfig
@@ -32,19 +32,11 @@ from specdec.text.document_store import (
 from specdec.text.documents import OpenedText, TextCorpusConfig, open_text
 from specdec.text.python_sources import PythonCorpus, PythonCorpusConfig, build_corpus
 from specdec.training.data.hidden_states import GIB, check_space, states_dtype
-from specdec.training.data.self_distillation import (
-    Prompts,
-    SelfDistillation,
-    asked,
-    document_beginnings,
-    pieces,
-    split_prompts,
-)
+from specdec.training.data.self_distillation import Prompts, SelfDistillation
 from specdec.training.data.self_synthesis import SelfSynthesis
 from specdec.training.data.sequences import Sequences, SpecialTokens
 from specdec.training.data_recipes import (
     HeadDataConfig,
-    SelfDistillationConfig,
     SelfSynthesisConfig,
     SequencesConfig,
     SourceConfig,
@@ -89,28 +81,27 @@ def open_sequences(
     special = SpecialTokens.none(tokenizer)  # what the target continues may begin in the middle of a text
     synthesis: SelfSynthesis | None = None
     if isinstance(source, SelfSynthesisConfig):
-        synthesis = SelfSynthesis(source, writer)
+        synthesis, source = SelfSynthesis(source, writer), replace(source, keep_out=[])
         about: Mapping[str, Any] = synthesis.provenance
-        content = fingerprint(replace(source, keep_out=[]), _encoder(tokenizer), about, str(tokenizer.chat_template))
+        content = fingerprint(source, tokenizer_digest(tokenizer), about, str(tokenizer.chat_template))
+        question = (0,) * (config.sequence_length - more)  # the longest that is kept
+        stand_ins: Prompts = {part: [question] * count for part, count in generated.counts.items()}
+        questions: Callable[[], Prompts] = partial(dict, stand_ins)
     elif isinstance(source, SetConfig) or chat and not isinstance(source, ConversationsConfig):
-        about, questions = _questions(config, generated, tokenizer, seed)
-        content = fingerprint(source, _encoder(tokenizer), about, str(tokenizer.chat_template))
+        about, questions = _questions(source, writer)
+        content = fingerprint(source, tokenizer_digest(tokenizer), about, str(tokenizer.chat_template))
     else:
         store, content = _source_documents(source, tokenizer, folder)
         turns, about = isinstance(source, ConversationsConfig), store.manifest
-        questions = partial(document_beginnings, store, turns, generated, config.sequence_length, seed)
+        questions = partial(writer.beginnings, store, turns)
     values = {key: value for key, value in asdict(generated).items() if key != "when"}  # that decides, and then is done
     content = fingerprint(values, seed, config.sequence_length, target.hidden.identity, content)
     place = folder / content[:16]
     with FileLock(place.with_suffix(".lock")):
         written = read_documents(place)
         if written is None:
-            _check_disk(config, generated, target)  # before the target writes for hours
-            if synthesis is None:
-                prompts = questions()
-            else:
-                question = (0,) * (config.sequence_length - more)  # the longest that is kept
-                prompts = {"train": [question] * generated.texts, "heldout": [question] * generated.heldout_texts}
+            _check_disk(config, writer)  # before the target writes for hours
+            prompts = questions()
             if foretell is not None:
                 likely = (  # each answer is as long as it may be
                     (part, Encoded(np.resize(prompt, len(prompt) + more), np.arange(len(prompt) + more) >= len(prompt)))
@@ -119,40 +110,30 @@ def open_sequences(
                 )
                 with TemporaryDirectory() as unread:
                     foretell(Sequences(write_documents(Path(unread), likely, {}), config, seed, special, ""))
-            if synthesis is None:
-                written = writer.documents(prompts, {"of": dict(about)}, place)
-            else:
-                written = synthesis.documents(place)
+            written = synthesis.documents(place) if synthesis else writer.documents(prompts, {"of": dict(about)}, place)
     return Sequences(written, config, seed, special, content)
 
 
-def _check_disk(config: HeadDataConfig, generated: SelfDistillationConfig, target: Target) -> None:
+def _check_disk(config: HeadDataConfig, writer: SelfDistillation) -> None:
     """Refuse texts whose states will not fit on the disk; raises UsageError, see `check_space`."""
-    output = target.hidden.output_layer
-    sequences = min(generated.texts, config.sequences or generated.texts)
-    sequences += min(generated.heldout_texts, config.heldout)
+    output, texts = writer.target.hidden.output_layer, writer.config.texts
+    sequences = min(texts, config.sequences or texts) + min(writer.config.heldout_texts, config.heldout)
     itemsize = states_dtype(config.states, output.dtype).itemsize
     needed = sequences * config.sequence_length * output.shape[-1] * itemsize
     if config.states.cache == "disk" and needed <= config.states.limit_gib * GIB:
         check_space(config.states, needed)
 
 
-def _questions(
-    config: HeadDataConfig, generated: SelfDistillationConfig, tokenizer: Any, seed: int
-) -> tuple[Mapping[str, str], Callable[[], Prompts]]:
+def _questions(source: SourceConfig, writer: SelfDistillation) -> tuple[Mapping[str, str], Callable[[], Prompts]]:
     """Return what identifies a source, and a function that makes what users ask of it: the prompts of a set, or pieces
     of a text.
     """
-    source, longest = config.source, config.sequence_length
-    chat = getattr(tokenizer, "chat_template", None) is not None
     if isinstance(source, SetConfig):
         with as_data_source():
             content = prompt_sets.construct(source).read()
         texts = [entry.turns[0] for entry in content.entries if entry.turns][: source.limit]
-        rendered = chat and source.chat == "auto"
-        return content.provenance, lambda: split_prompts(
-            asked(texts, tokenizer, rendered, generated, longest), generated, seed
-        )
+        rendered = writer.chat and source.chat == "auto"
+        return content.provenance, lambda: writer.split(writer.asked(texts, rendered))
 
     text = open_text(source, "data.source") if isinstance(source, TextCorpusConfig) else None
 
@@ -160,8 +141,8 @@ def _questions(
         with stage("Read the text", "of data.source", expected=_reading_seconds(source)):
             corpus = build_corpus(source) if isinstance(source, PythonCorpusConfig) else text
             assert corpus is not None
-            chosen = pieces({part: corpus.texts(part) for part in PARTS}, tokenizer, generated, seed)
-        return {part: asked(several, tokenizer, chat, generated, longest) for part, several in chosen.items()}
+            chosen = writer.pieces({part: corpus.texts(part) for part in PARTS})
+        return {part: writer.asked(several, writer.chat) for part, several in chosen.items()}
 
     return {} if text is None else text.provenance, of_text
 
@@ -188,14 +169,9 @@ def _reading_seconds(source: SourceConfig) -> float | None:
     return path.stat().st_size / _BYTES_PER_S if path.is_file() else None
 
 
-def _encoder(tokenizer: Any) -> str:
-    """Return the hash of a fast tokenizer."""
-    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
-
-
 def _source_documents(config: SourceConfig, tokenizer: Any, folder: Path) -> tuple[DocumentStore, str]:
     """Return the documents of a source in a tokenizer's tokens, and the hash that names them on disk."""
-    encoder = _encoder(tokenizer)
+    encoder = tokenizer_digest(tokenizer)
     provenance: dict[str, str] = {}
     text: OpenedText | PythonCorpus | None = None
     if isinstance(config, ConversationsConfig):

@@ -34,85 +34,6 @@ _CHARACTERS = 4  # of a token, about
 _HELD_OUT = 10  # the prompts of a set of which one is held out, at most
 
 
-def document_beginnings(
-    store: DocumentStore, turns: bool, config: SelfDistillationConfig, longest: int, seed: int
-) -> Prompts:
-    """Return beginnings of documents, as many as asked for: where these are conversations (`turns`), up to one of their
-    answers, otherwise cut anywhere. A beginning and its continuation have at most `longest` tokens together. Raises
-    UsageError: no document is long enough, or no conversation short enough.
-    """
-    found: Prompts = {}
-    for number, part in enumerate(PARTS):
-        documents, count = getattr(store, part), config.texts if part == "train" else config.heldout_texts
-        rng = np.random.default_rng([seed, 5, number])
-        found[part] = (
-            _before_answers(documents, count, longest - config.new_tokens, rng)
-            if turns
-            else _cut_anywhere(documents, count, config.prefix_tokens, rng)
-        )
-        if not found[part]:
-            raise UsageError(
-                f"No {'training' if part == 'train' else 'held-out'} document of data.source is "
-                + ("a conversation whose beginning fits" if turns else "longer than")
-                + (" data.sequence_length: raise it" if turns else " data.generated.prefix_tokens: lower it")
-                + ", or give more text."
-            )
-    return found
-
-
-def asked(
-    texts: Iterable[str], tokenizer: Any, chat: bool, config: SelfDistillationConfig, longest: int
-) -> list[tuple[int, ...]]:
-    """Return texts as a user asks them. Those that leave no room for an answer are left out:
-    both have at most `longest` tokens together. If `chat`, they are rendered by the tokenizer's chat template. Raises
-    UsageError: none has room.
-    """
-    room = longest - config.new_tokens
-    renderer = Renderer(tokenizer, chat, room, None)
-    prompts = [renderer.prompt(Entry("", "", (text,))).tokens for text in texts]
-    found = [prompt for prompt in prompts if 0 < len(prompt) <= room]
-    if not found:
-        shortest = f", and the shortest has {min(map(len, prompts))}" if prompts else ""
-        raise UsageError(
-            f"None of the {len(prompts)} prompts of data.source can be used: one may have {room} tokens, "
-            f"data.sequence_length={longest} less data.generated.new_tokens={config.new_tokens}{shortest}. Raise the "
-            "first, lower the second or data.generated.prefix_tokens, or give other prompts."
-        )
-    if len(found) < len(prompts):
-        tell(f"{len(prompts) - len(found)} of {len(prompts)} prompts are left out: more than {room} tokens, or none.")
-    return found
-
-
-def pieces(
-    texts: Mapping[Part, Iterable[str]], tokenizer: Any, config: SelfDistillationConfig, seed: int
-) -> dict[Part, list[str]]:
-    """Return pieces of texts that begin with a line and have `prefix_tokens` tokens at most. Each piece is as likely as
-    any other; the texts are read once, and only what is chosen is encoded.
-    """
-    found: dict[Part, list[str]] = {}
-    for number, part in enumerate(PARTS):
-        count, rng = config.texts if part == "train" else config.heldout_texts, np.random.default_rng([seed, 5, number])
-        chosen: list[str] = []
-        for seen, piece in enumerate(_pieces(texts[part], _CHARACTERS * config.prefix_tokens)):
-            place = seen if seen < count else int(rng.integers(seen + 1))
-            if place < count:
-                chosen[place : place + 1] = [piece]
-        tokens = (tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in chosen)
-        found[part] = [tokenizer.decode(ids[: config.prefix_tokens]) for ids in tokens]
-    return found
-
-
-def split_prompts(prompts: list[tuple[int, ...]], config: SelfDistillationConfig, seed: int) -> Prompts:
-    """Return prompts in random order: some are held out, one in ten at most, and the others trained on. Raises
-    UsageError: there is only one.
-    """
-    if len(prompts) < 2:
-        raise UsageError("One prompt of data.source can be used, and a training needs two: one is held out. Give more.")
-    order = [prompts[place] for place in np.random.default_rng([seed, 5]).permutation(len(prompts))]
-    held = max(1, min(config.heldout_texts, len(order) // _HELD_OUT))
-    return {"train": order[held:][: config.texts], "heldout": order[:held]}
-
-
 def _pieces(texts: Iterable[str], characters: int) -> Iterator[str]:
     """Yield texts in pieces of whole lines, each just longer than `characters`; a shorter text is a piece."""
     for text in texts:
@@ -156,7 +77,9 @@ logger = logging.getLogger(__name__)
 
 
 class SelfDistillation:
-    """Continues prompts with the target, and gives them back as documents whose continuation is scored."""
+    """Makes prompts of texts, continues them with the target, and gives them back as documents whose continuation is
+    scored.
+    """
 
     def __init__(self, config: SelfDistillationConfig, target: Target, seed: int, longest: int) -> None:
         """Write texts of at most `longest` tokens, beginnings and continuations together. Raises UsageError: a target
@@ -170,6 +93,81 @@ class SelfDistillation:
                 f"more than data.sequence_length={longest} together: lower them, or raise that."
             )
         self.config, self.target, self.seed, self.longest = config, target, seed, longest
+        self.tokenizer = target.tokenizer
+        self.chat = getattr(self.tokenizer, "chat_template", None) is not None  # the target answers what users ask
+
+    # --- prompts
+
+    def beginnings(self, store: DocumentStore, turns: bool) -> Prompts:
+        """Return beginnings of documents, as many as asked for: where these are conversations (`turns`), up to one of
+        their answers, otherwise cut anywhere. Raises UsageError: no document is long enough, or no conversation short
+        enough.
+        """
+        found: Prompts = {}
+        for number, (part, count) in enumerate(self.config.counts.items()):
+            documents, rng = getattr(store, part), np.random.default_rng([self.seed, 5, number])
+            found[part] = (
+                _before_answers(documents, count, self.longest - self.config.new_tokens, rng)
+                if turns
+                else _cut_anywhere(documents, count, self.config.prefix_tokens, rng)
+            )
+            if not found[part]:
+                raise UsageError(
+                    f"No {'training' if part == 'train' else 'held-out'} document of data.source is "
+                    + ("a conversation whose beginning fits" if turns else "longer than")
+                    + (" data.sequence_length: raise it" if turns else " data.generated.prefix_tokens: lower it")
+                    + ", or give more text."
+                )
+        return found
+
+    def asked(self, texts: Iterable[str], rendered: bool) -> list[tuple[int, ...]]:
+        """Return texts as a user asks them, `rendered` by the tokenizer's chat template or as they are. Those that
+        leave no room for an answer are left out. Raises UsageError: none has room.
+        """
+        room = self.longest - self.config.new_tokens
+        renderer = Renderer(self.tokenizer, rendered, room, None)
+        prompts = [renderer.prompt(Entry("", "", (text,))).tokens for text in texts]
+        found = [prompt for prompt in prompts if 0 < len(prompt) <= room]
+        if not found:
+            shortest = f", and the shortest has {min(map(len, prompts))}" if prompts else ""
+            raise UsageError(
+                f"None of the {len(prompts)} prompts of data.source can be used: one may have {room} tokens, "
+                f"data.sequence_length={self.longest} less data.generated.new_tokens={self.config.new_tokens}"
+                f"{shortest}. Raise the first, lower the second or data.generated.prefix_tokens, or give other prompts."
+            )
+        if (left_out := len(prompts) - len(found)) > 0:
+            tell(f"{left_out} of {len(prompts)} prompts are left out: more than {room} tokens, or none.")
+        return found
+
+    def pieces(self, texts: Mapping[Part, Iterable[str]]) -> dict[Part, list[str]]:
+        """Return pieces of texts that begin with a line and have `prefix_tokens` tokens at most. Each piece is as
+        likely as any other; the texts are read once, and only what is chosen is encoded.
+        """
+        found, longest = dict[Part, list[str]](), self.config.prefix_tokens
+        for number, (part, count) in enumerate(self.config.counts.items()):
+            rng = np.random.default_rng([self.seed, 5, number])
+            chosen: list[str] = []
+            for seen, piece in enumerate(_pieces(texts[part], _CHARACTERS * longest)):
+                place = seen if seen < count else int(rng.integers(seen + 1))
+                if place < count:
+                    chosen[place : place + 1] = [piece]
+            tokens = (self.tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in chosen)
+            found[part] = [self.tokenizer.decode(ids[:longest]) for ids in tokens]
+        return found
+
+    def split(self, prompts: list[tuple[int, ...]]) -> Prompts:
+        """Return prompts in random order: some are held out, one in ten at most, and the others trained on. Raises
+        UsageError: there is only one.
+        """
+        if len(prompts) < 2:
+            raise UsageError(
+                "One prompt of data.source can be used, and a training needs two: one is held out. Give more."
+            )
+        order = [prompts[place] for place in np.random.default_rng([self.seed, 5]).permutation(len(prompts))]
+        held = max(1, min(self.config.heldout_texts, len(order) // _HELD_OUT))
+        return {"train": order[held:][: self.config.texts], "heldout": order[:held]}
+
+    # --- texts
 
     def documents(
         self,
@@ -202,7 +200,6 @@ class SelfDistillation:
         ]
         missing = [batch for batch in batches if not batch[0].exists()]
         if missing:
-            folder.mkdir(parents=True, exist_ok=True)
             logger.info("The target writes %d batches of text (of %d) to %s", len(missing), len(batches), folder)
         shorter = "data.generated.texts=N and new_tokens=N write less"
         total, left = (self.config.new_tokens * sum(len(batch[3]) for batch in some) for some in (batches, missing))

@@ -18,7 +18,7 @@ from specdec.text.document_store import DocumentStore
 from specdec.text.lines import decoded, file_digest, filled_lines
 from specdec.text.repetition import loop_share
 from specdec.text.streams import Stream
-from specdec.training.data.self_distillation import SelfDistillation, asked, split_prompts
+from specdec.training.data.self_distillation import SelfDistillation
 from specdec.training.data_recipes import SelfSynthesisConfig
 
 _MARK = "specdec"  # stands for the question in the template
@@ -37,17 +37,16 @@ class SelfSynthesis:
         """Have `writer`'s target answer the questions. Raises UsageError: a target without a chat template; a file that
         is kept out is missing, empty or not UTF-8.
         """
-        self.config, self.writer, self.tokenizer = config, writer, writer.target.tokenizer
+        self.config, self.writer, self.tokenizer = config, writer, writer.tokenizer
         named = {path: f"Prompt file data.source.keep_out={path}" for path in config.keep_out}
         self.provenance = {file_digest(Path(path).expanduser(), named[path]): Path(path).name for path in named}
         self._kept_out = {
             phrase for path in named for text in _texts(path, named[path]) for phrase in self._phrases(text)
         }
         self.left_out: Counter[str] = Counter()
-        chat = getattr(self.tokenizer, "chat_template", None) is not None
-        template = Renderer(self.tokenizer, chat, writer.longest, None).prompt(Entry("", "", (_MARK,))).text
+        template = Renderer(self.tokenizer, writer.chat, writer.longest, None).prompt(Entry("", "", (_MARK,))).text
         self._before, mark, _ = template.partition(_MARK)
-        if not chat or not mark:
+        if not writer.chat or not mark:
             raise UsageError(
                 "data.source.name=self_synthesis needs a tokenizer with a chat template that "
                 "shows what a user says: use a chat model, or another head_data@data."
@@ -64,7 +63,7 @@ class SelfSynthesis:
             writer.target, writer.seed, writer.longest,
         )  # fmt: skip
         before = tuple(self.tokenizer(self._before, add_special_tokens=False)["input_ids"])
-        count = config.texts + config.heldout_texts
+        count = sum(config.counts.values())
         questions: list[str] = []
         earlier: set[tuple[str, ...]] = set()  # phrases of these questions
         what = "Tokens of questions that the target asks"
@@ -81,7 +80,7 @@ class SelfSynthesis:
                 earlier |= phrases
         left_out = ", ".join(f"{number} {why.removeprefix('questions ')}" for why, number in self.left_out.items())
         tell(f"The target asked {count} questions, of which {len(questions)} are used; left out: {left_out or 'none'}.")
-        prompts = split_prompts(asked(questions, self.tokenizer, True, config, writer.longest), config, writer.seed)
+        prompts = writer.split(writer.asked(questions, rendered=True))
 
         def keeps(answer: Stream) -> bool:
             fault = self._fault(self.tokenizer.decode(answer.generated, skip_special_tokens=True), answer)

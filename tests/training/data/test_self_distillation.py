@@ -14,7 +14,7 @@ from specdec.targets.causal import Causal
 from specdec.text.document_store import Encoded, write_documents
 from specdec.text.streams import read_streams
 from specdec.training.data.head_data import open_sequences
-from specdec.training.data.self_distillation import SelfDistillation, document_beginnings
+from specdec.training.data.self_distillation import SelfDistillation
 
 GENERATED = {
     "when": "always", "texts": 10, "heldout_texts": 4, "prefix_tokens": 5, "new_tokens": 11, "temperature": 0.0,
@@ -142,9 +142,8 @@ def test_samples_follow_the_models_law(tiny_llama, sampling, tiny_corpus, tmp_pa
     config = head_data(generated=SAMPLED | {
         "texts": 2000, "heldout_texts": 1, "prefix_tokens": 3, "new_tokens": 2, "temperature": 0.7, "batch": 1000,
     }).generated  # fmt: skip
-    written = SelfDistillation(config, target, 1, 16).documents(
-        document_beginnings(store, False, config, 16, 1), {}, tmp_path / "written"
-    )
+    writer = SelfDistillation(config, target, 1, 16)
+    written = writer.documents(writer.beginnings(store, turns=False), {}, tmp_path / "written")
     counts = Counter(int(written.train[i].tokens[4]) for i in range(2000))
     law = torch.zeros(7, dtype=torch.float64)
     first = (target.model(torch.tensor([[2, 5, 3]])).logits[0, -1] / 0.7).softmax(-1)
@@ -155,12 +154,12 @@ def test_samples_follow_the_models_law(tiny_llama, sampling, tiny_corpus, tmp_pa
         assert abs(counts[token] / 2000 - p) < 5 * (p * (1 - p) / 2000) ** 0.5 + 1e-3
 
 
-def test_conversations_go_on_where_an_answer_begins(head_data, tmp_path):
+def test_conversations_go_on_where_an_answer_begins(head_data, text_target, tmp_path):
     scored = np.array([0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 1], bool)
     document = Encoded(np.arange(10, 21), scored)
     store = write_documents(tmp_path / "store", [("train", document)] * 40 + [("heldout", document)], {})
     config = head_data(generated=GREEDY | {"texts": 50, "new_tokens": 11}).generated
-    lengths = Counter(map(len, document_beginnings(store, True, config, 19, 1)["train"]))
+    lengths = Counter(map(len, SelfDistillation(config, text_target, 1, 19).beginnings(store, turns=True)["train"]))
     assert set(lengths) == {2, 7}  # the third answer begins too late for 19 - 11 tokens
     assert lengths.total() == 40, "each conversation once"
 
