@@ -105,7 +105,7 @@ class StateSource:
         with stage("hidden states", total=total, expected=expected, shorter=shorter) as under_way:
             under_way.go_on_from(total - left)
             for part, numbers in missing:
-                path = self._file(part, numbers)
+                _, path = self._shard(part, numbers.start)
                 unfinished = path.with_name(path.name + ".part")
                 with unfinished.open("wb") as file:
                     for first in range(0, len(numbers), self.config.batch):
@@ -115,17 +115,20 @@ class StateSource:
                         under_way.advance(len(batch))
                 os.replace(unfinished, path)
 
-    def _file(self, part: Part, numbers: range) -> Path:
-        """Name a file by its first sequence and the one after its last: a longer training has another last file."""
-        return self.folder / f"{part}_{numbers.start:07}_{numbers.stop:07}.bin"
+    def _shard(self, part: Part, number: int) -> tuple[range, Path]:
+        """Return the sequences of the file that holds one of them, and the file: its name has the first and the one
+        after the last, because a longer training has another last file.
+        """
+        first = number // self._shard_size * self._shard_size
+        numbers = range(first, min(first + self._shard_size, self.sequences.counts[part]))
+        return numbers, self.folder / f"{part}_{numbers.start:07}_{numbers.stop:07}.bin"
 
     def missing(self) -> list[tuple[Part, range]]:
         """Return part and sequences of each file that is not there whole."""
         missing = []
         for part, count in self.sequences.counts.items():
             for first in range(0, count, self._shard_size):
-                numbers = range(first, min(first + self._shard_size, count))
-                path = self._file(part, numbers)
+                numbers, path = self._shard(part, first)
                 if not path.exists() or path.stat().st_size != len(numbers) * self._sequence_bytes:
                     missing.append((part, numbers))
         return missing
@@ -134,15 +137,12 @@ class StateSource:
         """Read the states [B, S, width] of sequences from files that are mapped, so that no more is read."""
         rows = []
         for number in map(int, batch.numbers):
-            first = number // self._shard_size * self._shard_size
-            path = self._file(
-                batch.part, range(first, min(first + self._shard_size, self.sequences.counts[batch.part]))
-            )
+            numbers, path = self._shard(batch.part, number)
             if path not in self._mapped:
                 size = path.stat().st_size // self.dtype.itemsize
                 flat = torch.from_file(str(path), shared=False, size=size, dtype=self.dtype)
                 self._mapped[path] = flat.view(-1, self.sequences.length, self._width)
-            rows.append(self._mapped[path][number - first])
+            rows.append(self._mapped[path][number - numbers.start])
         return torch.stack(rows).to(self.target.device)
 
     # --- batches

@@ -158,7 +158,6 @@ class Batches:
     """The batches of all steps, cut from the stream of ordered documents, stage by stage."""
 
     def __init__(self, corpus: TokenizedCorpus, data: StreamConfig, seed: int) -> None:
-        self.data = data
         if isinstance(data, TextDataConfig):
             order = text_order(corpus, data, seed)
         else:
@@ -174,18 +173,16 @@ class Batches:
                 "text."
             )
         bounds = [0, *(round(s * self.steps) for s in np.cumsum([stage.share for stage in data.stages]))]
-        self.first_steps = bounds[:-1]
-        self.offsets = []  # of the sequences of each stage, each moved at most about `shuffle_window`
+        self._starts: list[tuple[np.ndarray, int]] = []  # places of each step's sequences in the stream; their length
         for first, last, stage in zip(bounds, bounds[1:], data.stages, strict=False):
             offsets = np.arange(first * data.batch_tokens, last * data.batch_tokens, stage.sequence_length)
+            # Each moves by at most about `shuffle_window`.
             jitter = np.random.default_rng([seed, 2, first]).random(len(offsets)) * data.shuffle_window
-            self.offsets.append(offsets[np.argsort(np.arange(len(offsets)) + jitter, kind="stable")])
+            moved = offsets[np.argsort(np.arange(len(offsets)) + jitter, kind="stable")]
+            steps = moved.reshape(last - first, data.batch_tokens // stage.sequence_length)
+            self._starts += [(starts, stage.sequence_length) for starts in steps]
 
     def __call__(self, step: int) -> np.ndarray:
         """Return a step's sequences, each with the token after it, [B, S + 1] int64."""
-        stage = max(i for i, first in enumerate(self.first_steps) if first <= step)
-        length = self.data.stages[stage].sequence_length
-        count = self.data.batch_tokens // length
-        start = (step - self.first_steps[stage]) * count
-        chosen = self.offsets[stage][start : start + count]
-        return np.stack([self.stream[o : o + length + 1] for o in chosen]).astype(np.int64)
+        starts, length = self._starts[step]
+        return np.stack([self.stream[start : start + length + 1] for start in starts]).astype(np.int64)
