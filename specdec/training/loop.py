@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -38,20 +38,13 @@ CHECKPOINT = "checkpoint.pt"
 HISTORY = "history.csv"
 
 
-@dataclass
-class Progress:
-    """The part of a checkpoint that is no tensor. `seconds` are those of training, all sittings together."""
-
-    step: int = 0
-    seconds: float = 0.0
-    history: list[dict[str, float | None]] = field(default_factory=list)
-
-
 class Training:
     """The training of a student, which goes on from its last checkpoint if there is one."""
 
     def __init__(self, student: Student) -> None:
-        self.student, self.progress = student, Progress()
+        self.student, self.step = student, 0
+        self.seconds = 0.0  # of training, all sittings together
+        self.history: list[dict[str, Any]] = []  # a line per step; None where nothing was scored
 
     # --- checkpoints
 
@@ -72,7 +65,7 @@ class Training:
             )
         student.load_state(state)
         torch.set_rng_state(state["rng"])
-        self.progress = Progress(**state["progress"])
+        self.step, self.seconds, self.history = (state["progress"][name] for name in ("step", "seconds", "history"))
         return True
 
     def save(self) -> None:
@@ -84,7 +77,7 @@ class Training:
         state = self.student.state() | {
             "fingerprint": self.student.fingerprint,
             "rng": torch.get_rng_state(),
-            "progress": asdict(self.progress),
+            "progress": {"step": self.step, "seconds": self.seconds, "history": self.history},
         }
         part = folder / (CHECKPOINT + ".part")
         with part.open("wb") as file:
@@ -95,7 +88,7 @@ class Training:
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         writer.writeheader()
-        for line in self.progress.history:
+        for line in self.history:
             writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in line.items()})
         write_atomically(folder / HISTORY, text.getvalue())
 
@@ -115,28 +108,26 @@ class Training:
         student, pace, steps = self.student, self.student.pace, self.student.steps
         student.begin()
         began, saved = time.perf_counter(), time.monotonic()
-        before = self.progress.seconds
+        before = self.seconds
         pending: dict[str, float] = {}
         with stop_requests() as stopped:
-            while self.progress.step < steps:
+            while self.step < steps:
                 if self._agreed(stopped):
                     break
-                taken = student.take_step(self.progress.step)
-                self.progress.step += 1
-                step = self.progress.step
-                self.progress.seconds = before + time.perf_counter() - began
-                line: dict[str, float | None] = dict.fromkeys(self.columns)
-                line |= {"step": step, "tokens": step * student.step_tokens, **taken}
+                taken = student.take_step(self.step)
+                step = self.step = self.step + 1
+                self.seconds = before + time.perf_counter() - began
+                line = dict.fromkeys(self.columns) | {"step": step, "tokens": step * student.step_tokens, **taken}
                 if step % pace.heldout_every_steps == 0 or step == steps:
                     scored = student.score()
                     line |= {column(name): value for name, value in scored.items()}
                     pending |= scored
-                line["seconds"] = round(self.progress.seconds, 2)
-                self.progress.history.append(line)
+                line["seconds"] = round(self.seconds, 2)
+                self.history.append(line)
                 display({k: v for k, v in line.items() if v is not None})
                 if step % pace.log_every_steps == 0 or step == steps:
-                    recent = [r["train_loss"] for r in self.progress.history[-pace.log_every_steps :]]
-                    pending |= {"train/loss": float(np.mean([r for r in recent if r is not None]))}
+                    recent = [line["train_loss"] for line in self.history[-pace.log_every_steps :]]
+                    pending |= {"train/loss": float(np.mean(recent))}
                     pending |= {"train/lr": taken["lr"], "train/tokens": float(step * student.step_tokens)}
                     pending |= {name: taken[column(name)] for name in student.losses}
                     log(pending, step)
@@ -149,7 +140,7 @@ class Training:
             number = stopped[0] if stopped else signal.SIGTERM  # the signal may have reached another process alone
             raise interruption(
                 number,
-                f"Stopped at step {self.progress.step} of {steps}; the checkpoint is in {student.folder} "
+                f"Stopped at step {self.step} of {steps}; the checkpoint is in {student.folder} "
                 "and the same command goes on from there.",
             )
 
@@ -166,9 +157,9 @@ class Training:
         versions = {"python": platform.python_version(), "torch": torch.__version__}  # and no host name
         return student.export({
             "arithmetic": str(student.dtype).removeprefix("torch."),
-            "steps": self.progress.step,
-            "tokens": self.progress.step * student.step_tokens,
-            "seconds": round(self.progress.seconds, 1),
+            "steps": self.step,
+            "tokens": self.step * student.step_tokens,
+            "seconds": round(self.seconds, 1),
             "date": time.strftime("%Y-%m-%d"),
             "hardware": {
                 **gpu, "cpu": cpu()["model"], "cores": os.cpu_count(), "threads": torch.get_num_threads(), **versions
@@ -198,7 +189,7 @@ def train(student: Student) -> FinishedTraining | None:
     """
     training, config = Training(student), student.config
     if training.restore():
-        logger.info("Going on from step %d of %d", training.progress.step, student.steps)
+        logger.info("Going on from step %d of %d", training.step, student.steps)
     if not student.writes:
         training.train(lambda values, step: None, lambda line: None)
         return None
@@ -206,16 +197,15 @@ def train(student: Student) -> FinishedTraining | None:
     about: dict[str, Any] = {"name": student.name, "params": flattened(asdict(config)), "tags": tags}
     # A run of its own for each sitting, which repeats the past of the training: so the journal begins anew.
     with tracked_run(config.tracking, **about, results=student.folder, fresh=True) as tracked:
-        history = {int(line["step"] or 0): line for line in training.progress.history}
-        if history:  # so that the new run shows the whole curve
+        if history := training.history:  # so that the new run shows the whole curve
             every = student.pace.log_every_steps
-            curves = {"train/loss": {step: line["train_loss"] for step, line in history.items() if step % every == 0}}
+            curves = {"train/loss": {line["step"]: line["train_loss"] for line in history if line["step"] % every == 0}}
             for name in student.scores:
-                values = {step: line[column(name)] for step, line in history.items()}
-                curves[name] = {step: value for step, value in values.items() if value is not None}
+                own = column(name)
+                curves[name] = {line["step"]: line[own] for line in history if line[own] is not None}
             tracked.curves(curves)
-            tracked.tags({"specdec.resumed_from_step": str(training.progress.step)})
-        first, began, heldout = training.progress.step, time.perf_counter(), float("nan")
+            tracked.tags({"specdec.resumed_from_step": str(training.step)})
+        first, began, heldout = training.step, time.perf_counter(), float("nan")
         shorter = f"{student.shorter}; Ctrl-C stops it, and the same command goes on from there"
         what = f"{student.name}, {student.steps:,} steps of {student.step_tokens:,} tokens"
         with stage("Train", what, student.steps, shorter=shorter) as under_way:

@@ -6,19 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PlainValidator, model_validator
 
-from specdec.config import AtLeastOne, Probability, TrackingConfig, typed
+from specdec.config import AtLeastOne, NonEmpty, Probability, TrackingConfig, typed
 from specdec.eagle.eagle_config import EagleConfig
 from specdec.heads.heads_config import HeadsConfig
 from specdec.text.documents import TextCorpusConfig
 from specdec.text.python_sources import PythonCorpusConfig
-from specdec.training.data_recipes import (
-    HeadDataConfig,
-    NonNegative,
-    Positive,
-    SequencesConfig,
-    fingerprint,
-    of_kind,
-)
+from specdec.training.data_recipes import HeadDataConfig, NonNegative, Positive, SequencesConfig, fingerprint, of_kind
 
 Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$")]
 
@@ -39,8 +32,8 @@ class PaceConfig:
 class TrainingConfig:
     """The keys of `conf/train.yaml`, which every recipe is added to."""
 
-    output_dir: Annotated[str, Field(min_length=1)] | None
-    corpus_dir: Annotated[str, Field(min_length=1)]
+    output_dir: NonEmpty | None
+    corpus_dir: NonEmpty
     tracking: TrackingConfig
     seed: Annotated[int, Field(ge=0, lt=2**31)]
     device: Literal["auto", "cpu", "cuda"]
@@ -280,7 +273,7 @@ class StateTrainConfig(SequenceTrainConfig):
 
     target: dict[str, Any]  # the keys of a `conf/target/` file; checked by the target that they name
     data: HeadDataConfig
-    init: Annotated[str, Field(min_length=1)] | None  # a file of an earlier training to go on from
+    init: NonEmpty | None  # a file of an earlier training to go on from
     save_dtype: Literal["float32", "bfloat16", "float16"]  # the dtype of the file
 
 
@@ -416,7 +409,7 @@ class EagleTrainConfig(StateTrainConfig):
 class AdaptedModelConfig:
     """The model that goes on learning: a folder or a hub id, or pocket, one that comes with specdec."""
 
-    model: Annotated[str, Field(min_length=1)]
+    model: NonEmpty
 
 
 @typed

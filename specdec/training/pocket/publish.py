@@ -123,8 +123,7 @@ def shipped_name(summary: dict[str, Any]) -> str:
     whole model its role, otherwise that of the kind.
     """
     kind, recipe = kind_of(summary), summary["recipe"]
-    own = recipe["heads"]["name"].removesuffix(f"_{SMOLLM2}") if kind == "heads" else recipe.get("role", kind)
-    return str(own)
+    return recipe["heads"]["name"].removesuffix(f"_{SMOLLM2}") if kind == "heads" else recipe.get("role", kind)
 
 
 def models_figures(folder: Path) -> dict[str, str]:

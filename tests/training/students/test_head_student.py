@@ -268,7 +268,7 @@ def test_the_target_is_scored_and_a_checkpoint_of_another_recipe_is_refused(valu
     training = trained(opened(changed(values), store))
     score = score_target(training.student.target, [next(training.student.sequences.heldout())])
     for step in (3, -1):
-        assert training.progress.history[step]["heldout_target_top1"] == score["heldout/target.top1"]
+        assert training.history[step]["heldout_target_top1"] == score["heldout/target.top1"]
     for changes in (
         *({"heads__count": 2}, {"seed": 4}, {"loss__decay": 0.7}, {"data__sequence_length": 8}, {"data__batch": 2}),
         *({"data__sequences": 5}, {"data__steps": 9}, {"data__states__dtype": "bfloat16"}),
