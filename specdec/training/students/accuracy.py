@@ -10,7 +10,7 @@ from specdec.targets.base import Target
 from specdec.training.data.sequences import Batch
 from specdec.training.students.head_loss import chunks, logits_of, positions
 
-TOP = 5  # accuracies are of the 1, ..., TOP most likely tokens
+TOP = 5  # accuracies are of the 1, ..., TOP most likely tokens, if nothing else is asked for
 HELDOUT = "heldout"  # prefix of the metrics
 
 
@@ -34,55 +34,61 @@ def logit_ranks(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class HeadAccuracy:
-    """Counts how often the 1, ..., TOP most likely tokens of a head, or of a step of a drafter, hold the right one.
+    """Counts how often the 1, ..., T most likely tokens of a head, or of a step of a drafter, hold the right one.
 
     A grounded head reads the true tokens before it, as if every earlier draft token had been right; so does a step.
 
     Attributes:
         kind: the word for one of them in the metrics' names.
-        hits: [K, TOP] int64.
-        conditional_hits: [K, TOP] the hits where all earlier heads had the right token on top, as in an accepted draft.
+        hits: [K, T] int64.
+        conditional_hits: [K, T] the hits where all earlier heads had the right token on top, as in an accepted draft.
         seen, conditional_seen: [K] the positions counted.
     """
 
-    def __init__(self, count: int, kind: str = "head") -> None:
+    def __init__(self, count: int, kind: str = "head", top: int = TOP) -> None:
         self.kind = kind
-        self.hits, self.conditional_hits = torch.zeros(2, count, TOP, dtype=torch.long)
+        self.hits, self.conditional_hits = torch.zeros(2, count, top, dtype=torch.long)
         self.seen, self.conditional_seen = torch.zeros(2, count, dtype=torch.long)
 
     @torch.no_grad()
-    def add(self, judged: Iterable[tuple[Tensor, Tensor]], tokens: Tensor, scored: Tensor, numbers: Tensor) -> None:
+    def add(self, judged: Iterable[tuple[Tensor, Tensor]], scored: Tensor, numbers: Tensor) -> None:
         """Count a batch.
 
         Args:
             judged: features [B, S, D] that predict the tokens k+1 places ahead, k = 1, 2, ..., with their output layer
                 [W, D].
-            tokens, scored: [B, S].
+            scored: [B, S].
             numbers: [B, S] the line of each token in the output layers; -1 where it has none, which is never right.
         """
-        right = torch.ones(tokens.shape, dtype=torch.bool, device=tokens.device)  # all heads so far were right
+        right = torch.ones_like(scored)  # all heads so far were right
         for k, (features, output) in enumerate(judged, start=1):
             where = positions(numbers, scored, k)
             rank = ranks(where.select(features), output, where.targets.clamp_min(0))
             rank = torch.where(where.targets < 0, len(output), rank)
-            before = where.select(right).cpu()
-            within = rank.unsqueeze(-1).cpu() <= torch.arange(TOP)  # [N, TOP]
-            self.hits[k - 1] += within.sum(0)
-            self.seen[k - 1] += len(rank)
-            self.conditional_hits[k - 1] += within[before].sum(0)
-            self.conditional_seen[k - 1] += int(before.sum())
+            self.count(k - 1, rank, where.select(right))
             here = torch.zeros_like(where.mask)
             here[where.mask] = rank == 0
             right = right[:, : here.shape[1]] & here
+
+    def count(self, line: int, rank: Tensor, given: Tensor) -> None:
+        """Count N positions on a line of the tables: how many tokens were likelier than the right one [N], and whether
+        all earlier heads had theirs on top, [N] bool.
+        """
+        given = given.cpu()
+        within = rank.unsqueeze(-1).cpu() <= torch.arange(self.hits.shape[1])  # [N, T]
+        self.hits[line] += within.sum(0)
+        self.seen[line] += len(rank)
+        self.conditional_hits[line] += within[given].sum(0)
+        self.conditional_seen[line] += int(given.sum())
 
     def metrics(self) -> dict[str, float]:
         """Return `heldout/head_1.top1`, ... and `heldout/head_1.top1_given_earlier`, ...; NaN without positions."""
         found = {}
         for head in range(len(self.seen)):
-            for place in range(TOP):
+            for place in range(self.hits.shape[1]):
                 name = f"{HELDOUT}/{self.kind}_{head + 1}.top{place + 1}"
-                found[name] = _share(self.hits[head, place], self.seen[head])
-                found[name + "_given_earlier"] = _share(self.conditional_hits[head, place], self.conditional_seen[head])
+                found[name] = share(self.hits[head, place], self.seen[head])
+                found[name + "_given_earlier"] = share(self.conditional_hits[head, place], self.conditional_seen[head])
         return found
 
 
@@ -107,7 +113,7 @@ class TargetScore:
 
     def metrics(self) -> dict[str, float]:
         """Return `heldout/target.nats_per_token`, `heldout/target.top1`, ..."""
-        tops = {f"{HELDOUT}/target.top{place + 1}": _share(self.hits[place], self.tokens) for place in range(TOP)}
+        tops = {f"{HELDOUT}/target.top{place + 1}": share(self.hits[place], self.tokens) for place in range(TOP)}
         return {f"{HELDOUT}/target.nats_per_token": self.nats / max(self.tokens, 1)} | tops
 
 
@@ -121,5 +127,6 @@ def score_target(target: Target, parts: Iterable[Batch]) -> dict[str, float]:
     return own.metrics()
 
 
-def _share(hits: Tensor, seen: Tensor | int) -> float:
+def share(hits: Tensor, seen: Tensor | int) -> float:
+    """Return the hits for each that was seen; NaN where none was."""
     return float(hits) / int(seen) if int(seen) else float("nan")

@@ -17,7 +17,8 @@ from specdec.eagle.eagle_network import EagleNetwork
 from specdec.errors import UsageError
 from specdec.published.network_files import TRAINED_EAGLE
 from specdec.targets.base import Target
-from specdec.training.data.sequences import Batch, Sequences
+from specdec.text.document_store import batched
+from specdec.training.data.sequences import Batch
 from specdec.training.recipes import EagleLossConfig, EagleTrainConfig
 from specdec.training.students.accuracy import HeadAccuracy
 from specdec.training.students.head_loss import Positions, cross_entropy, positions
@@ -58,17 +59,11 @@ class EagleLosses(nn.Module):
     def forward(
         self, tokens: Tensor, scored: Tensor, scales: Sequence[float], features: Tensor, teacher: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the weighted cross entropy and the weighted regression of all steps.
+        """Return the weighted cross entropy and the weighted regression of all steps, see `StateStudent.losses_module`;
+        `scales` are those of the steps that are computed.
 
         With a reduced draft vocabulary the laws are those over its tokens, and a position counts only if the target's
         most likely token is among them (and the text's, as far as the loss is against that).
-
-        Args:
-            tokens, scored: [B, S].
-            scales: of the steps that are computed: the weight of each, divided by the number of positions that it is
-                averaged over.
-            features: [B, S, k * D_t] of the target.
-            teacher: [B, S, V] the target's own logits, if the loss has a share against its law.
         """
         network, config = self.network, self.config
         laws = None if teacher is None else teacher.flatten(0, 1)
@@ -127,7 +122,12 @@ class EagleStudent(StateStudent):
                     f"Bad value eagle.draft_vocabulary={config.draft_vocabulary}: the target has {vocabulary} tokens; "
                     "lower it, or set it to null for all of them."
                 )
-            drafted = frequent_tokens(self.sequences, vocabulary, config.draft_vocabulary)
+            counts = np.zeros(vocabulary, dtype=np.int64)  # of scored tokens in the training text
+            for numbers in batched(range(self.sequences.counts["train"]), COUNTED_AT_ONCE):
+                batch = self.sequences.batch("train", np.array(numbers))
+                counts += np.bincount(batch.tokens[batch.scored].numpy(), minlength=vocabulary)
+            # The most frequent ones, in ascending order; of equals the lower.
+            drafted = sorted(np.argsort(-counts, kind="stable")[: config.draft_vocabulary].tolist())
         return EagleNetwork.for_target(config, hidden, drafted)
 
     def losses_module(self) -> EagleLosses:
@@ -151,16 +151,5 @@ class EagleStudent(StateStudent):
 
     @staticmethod
     def count(accuracy: HeadAccuracy, network: EagleNetwork, states: Tensor, tokens: Tensor, scored: Tensor) -> None:
-        with torch.no_grad():
-            steps, output = unrolled(network, states, tokens, len(accuracy.seen)), network.output_layer
-            accuracy.add(((normed, output) for _, normed in steps), tokens, scored, draft_lines(network)[tokens])
-
-
-def frequent_tokens(sequences: Sequences, vocabulary: int, count: int) -> list[int]:
-    """Return the `count` most frequent scored tokens of the training text, in ascending order; of equals the lower."""
-    counts = np.zeros(vocabulary, dtype=np.int64)
-    for first in range(0, sequences.counts["train"], COUNTED_AT_ONCE):
-        numbers = np.arange(first, min(first + COUNTED_AT_ONCE, sequences.counts["train"]))
-        batch = sequences.batch("train", numbers)
-        counts += np.bincount(batch.tokens[batch.scored].numpy(), minlength=vocabulary)
-    return sorted(np.argsort(-counts, kind="stable")[:count].tolist())
+        steps, output = unrolled(network, states, tokens, len(accuracy.seen)), network.output_layer
+        accuracy.add(((normed, output) for _, normed in steps), scored, draft_lines(network)[tokens])

@@ -3,7 +3,6 @@ adapters (Medusa-2; 2401.10774, section 2.2).
 """
 
 import warnings
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +72,8 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def original_logits(self, tokens: Tensor) -> Tensor:
-        """Return the logits [B, S, V] of the model without its adapters, as it was before the training."""
-        with self.model.disable_adapter() if self.adapted else nullcontext():
+        """Return the logits [B, S, V] of an adapted model without its adapters, as it was before the training."""
+        with self.model.disable_adapter():
             training = self.model.training
             self.model.eval()
             logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
@@ -119,13 +118,8 @@ class HeadLosses(nn.Module):
     def forward(
         self, tokens: Tensor, scored: Tensor, scales: list[float], states: Tensor | None, teacher: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the heads' loss and the backbone's, each weighted.
-
-        Args:
-            tokens, scored: [B, S].
-            scales: the factors on the summed losses of the backbone and of heads 1, ..., K.
-            states: [B, S, D] of a frozen target.
-            teacher: [B, S, V] its logits, if the heads' loss has a share against them.
+        """Return the heads' loss and the backbone's, each weighted, see `StateStudent.losses_module`; `scales` are the
+        factors on the summed losses of the backbone and of heads 1, ..., K.
         """
         own = tokens.new_zeros((), dtype=torch.float32)
         if self.backbone is not None:
@@ -212,6 +206,5 @@ class HeadStudent(StateStudent):
 
     @staticmethod
     def count(accuracy: HeadAccuracy, network: Heads, states: Tensor, tokens: Tensor, scored: Tensor) -> None:
-        with torch.no_grad():
-            features = enumerate(network.features(states, tokens), start=1)
-            accuracy.add(((own, network.output_layer(k)) for k, own in features), tokens, scored, tokens)
+        features = enumerate(network.features(states, tokens), start=1)
+        accuracy.add(((own, network.output_layer(k)) for k, own in features), scored, tokens)

@@ -34,19 +34,17 @@ from specdec.training.student import FinishedTraining, Student, build_optimizers
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """Sums over scored tokens; reported are the two ratios."""
+    """Sums over scored tokens."""
 
     nats: float
     tokens: int
     bytes: int
 
     @property
-    def nats_per_token(self) -> float:
-        return self.nats / max(self.tokens, 1)
-
-    @property
-    def bits_per_byte(self) -> float:
-        return self.nats / math.log(2) / max(self.bytes, 1)
+    def ratios(self) -> dict[str, float]:
+        """The figures that are reported, by their unit."""
+        bits = self.nats / math.log(2)
+        return {"nats_per_token": self.nats / max(self.tokens, 1), "bits_per_byte": bits / max(self.bytes, 1)}
 
     def __add__(self, other: "HeldOutLoss") -> "HeldOutLoss":
         return HeldOutLoss(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes)
@@ -61,17 +59,16 @@ def token_losses(model: nn.Module, sequences: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def heldout_loss(
-    model: nn.Module, stream: np.ndarray, token_bytes: list[int], end_of_text: int, window: int, at_once: int = 4
+    model: nn.Module, stream: np.ndarray, tokenizer: PreTrainedTokenizerFast, window: int, at_once: int = 4
 ) -> HeldOutLoss:
-    """Score a stream of documents between end-of-text tokens.
+    """Score a stream of documents between a tokenizer's end-of-text tokens.
 
     Args:
-        token_bytes: UTF-8 bytes of each token of the vocabulary.
         window: the most tokens of a sequence.
         at_once: sequences of a forward pass.
     """
     device = next(model.parameters()).device
-    sizes = torch.tensor(token_bytes, device=device)
+    sizes = torch.tensor(bytes_per_token(tokenizer), device=device)
     starts = range(0, len(stream) - 1, window)
     pieces = [torch.from_numpy(stream[s : s + window + 1].astype(np.int64)) for s in starts]
     full = [piece for piece in pieces if len(piece) == window + 1]
@@ -82,7 +79,7 @@ def heldout_loss(
         for batch in batches:
             batch = batch.to(device)
             losses, targets = token_losses(model, batch), batch[:, 1:]
-            scored = targets != end_of_text
+            scored = targets != tokenizer.eos_token_id
             total += HeldOutLoss(
                 float(losses[scored].double().sum()), int(scored.sum()), int(sizes[targets[scored]].sum())
             )
@@ -112,10 +109,9 @@ class ModelStudent(Student):
         self.device = training_device(config.device)
         self.dtype = training_dtype(recipe.bfloat16, self.device)
         self.name, self.folder = recipe.name, Path(config.output_dir or f"models/{recipe.name}")
-        self.end_of_text, self.token_bytes = int(tokenizer.eos_token_id), bytes_per_token(tokenizer)
         self.batches = Batches(corpus, recipe.data, config.seed)
         self.steps, self.step_tokens = self.batches.steps, recipe.data.batch_tokens
-        self.module = build_model(recipe.model, len(tokenizer), self.end_of_text, config.seed).to(self.device)
+        self.module = build_model(recipe.model, len(tokenizer), tokenizer.eos_token_id, config.seed).to(self.device)
         self.optimizer, self.optimizers = recipe.optimizer, build_optimizers(self.module, recipe.optimizer)
         self.fingerprint = model_fingerprint(config, corpus.manifest["sha256"])
         # What is watched: about so many tokens of the held-out text, in pieces from evenly spaced places.
@@ -150,15 +146,14 @@ class ModelStudent(Student):
         """Score the held-out slice in the arithmetic of training: a monitor, not the reported figure."""
         with self.arithmetic():
             window = self.recipe.monitor.heldout_window
-            scored = heldout_loss(self.module, self.heldout, self.token_bytes, self.end_of_text, window)
-        return dict(zip(self.scores, (scored.nats_per_token, scored.bits_per_byte), strict=True))
+            scored = heldout_loss(self.module, self.heldout, self.corpus.tokenizer, window)
+        return {f"heldout/{unit}": value for unit, value in scored.ratios.items()}
 
     def export(self, effort: dict[str, Any]) -> FinishedTraining:
-        folder = self.folder / "model"
-        exported = export_model(self.module, self.corpus.tokenizer, folder)
-        window = self.recipe.model.context
+        folder, tokenizer = self.folder / "model", self.corpus.tokenizer
+        exported = export_model(self.module, tokenizer, folder)
         scores = {
-            name: heldout_loss(exported, stream, self.token_bytes, self.end_of_text, window, at_once=1)
+            name: heldout_loss(exported, stream, tokenizer, self.recipe.model.context, at_once=1)
             for name, stream in self.corpus.heldout.items()
         }
         scores["all"] = sum(scores.values(), HeldOutLoss(0.0, 0, 0))
@@ -170,22 +165,16 @@ class ModelStudent(Student):
             "parameters": sum(weight.numel() for weight in self.module.parameters()),
             "bytes": folder_bytes(folder),
             **effort,
-            "heldout": {
-                name: asdict(score) | {"nats_per_token": score.nats_per_token, "bits_per_byte": score.bits_per_byte}
-                for name, score in scores.items()
-            },
+            "heldout": {name: asdict(score) | score.ratios for name, score in scores.items()},
         }
         write_atomically(self.folder / "corpus.json", json.dumps(self.corpus.manifest, indent=1) + "\n")
         metrics = {
-            f"heldout/final.{part}.{unit}": float(getattr(score, unit))
+            f"heldout/final.{part}.{unit}": value
             for part, score in scores.items()
-            for unit in ("nats_per_token", "bits_per_byte")
+            for unit, value in score.ratios.items()
         }
-        loss = scores["all"]
-        sentence = (
-            f"held-out {loss.nats_per_token:.4f} nats per token, {loss.bits_per_byte:.4f} bits per byte; "
-            f"exported to {folder}"
-        )
+        nats, bits = scores["all"].ratios.values()
+        sentence = f"held-out {nats:.4f} nats per token, {bits:.4f} bits per byte; exported to {folder}"
         part = "+drafter=small_model drafter" if self.recipe.role == "drafter" else "+drafter=ngram target"
         return self.finished(summary, metrics, sentence, f"{part}.model={folder}".split(" ", 1))
 

@@ -23,7 +23,7 @@ from specdec.models.masks import Mask, for_model, within
 from specdec.training.data.sequences import Batch, Sequences
 from specdec.training.recipes import ParallelTrainConfig, SubtasksConfig
 from specdec.training.student import FinishedTraining
-from specdec.training.students.accuracy import HELDOUT
+from specdec.training.students.accuracy import HELDOUT, HeadAccuracy, share
 from specdec.training.students.adapted_student import AdaptedStudent
 
 UNSCORED = -100  # the target of a row that predicts nothing, as `torch.nn.functional.cross_entropy` ignores it
@@ -106,49 +106,33 @@ def row_losses(model: Any, tokens: Tensor, mask: Mask, positions: Tensor, target
 
 
 class DraftAccuracy:
-    """Sums over the rows of each level, which predict draft token `level + 1`.
-
-    Attributes:
-        hits: [K] rows whose most likely token is the right one.
-        nats: [K] the cross entropy of the right token.
-        seen: [K] rows counted.
-        earlier: [K] the rows for which the rows of all lower levels behind the same position were right, too.
-        hits_given_earlier: [K] the right ones of these.
+    """Counts how often the rows of each of K levels, which predict draft token `level + 1`, are right: of all, and of
+    those whose lower levels behind the same position are right; and sums the cross entropy of the right token.
     """
 
     def __init__(self, ahead: int) -> None:
-        """Begin with no rows of K = `ahead` levels."""
-        self.hits, self.seen, self.earlier, self.hits_given_earlier = torch.zeros(4, ahead, dtype=torch.long)
-        self.nats = torch.zeros(ahead, dtype=torch.float64)
+        self.counts, self.nats = HeadAccuracy(ahead, "token", top=1), torch.zeros(ahead, dtype=torch.float64)
 
     def add(self, right: Tensor, nats: Tensor, rows: MaskRows) -> None:
         """Count a batch by whether the most likely token is the one of the text, [B, R] bool, and by the cross entropy
         [B, R].
         """
-        batch, levels = len(right), rows.levels.expand_as(right)
-        scored = rows.targets != UNSCORED
-        places = (torch.arange(batch, device=right.device).unsqueeze(-1), levels, rows.starts)
-        table = right.new_zeros(batch, len(self.hits), int(rows.starts.max()) + 1)
-        table[places] = right & scored
-        so_far = table.cumprod(1).bool()  # [B, K, S]
-        below = (places[0], (levels - 1).clamp_min(0), rows.starts)
-        given = scored & ((levels == 0) | so_far[below])
-        sums = {"seen": scored, "hits": right & scored, "earlier": given, "hits_given_earlier": given & right}
-        for name, marked in sums.items():
-            getattr(self, name).add_(torch.bincount(levels[marked], minlength=len(self.hits)).cpu())
-        self.nats += torch.bincount(levels[scored], nats[scored].double(), minlength=len(self.hits)).cpu()
+        scored, length = rows.targets != UNSCORED, int((rows.levels == 0).sum())
+        given = right.new_ones(len(right), length)  # all levels so far were right behind a position
+        for level in range(len(self.nats)):
+            own = rows.levels == level
+            starts, seen, hits = rows.starts[:, own], scored[:, own], right[:, own]
+            earlier = given.gather(1, starts)
+            self.counts.count(level, (~hits[seen]).long(), earlier[seen])
+            self.nats[level] += float(nats[:, own][seen].double().sum())
+            given = torch.zeros_like(given).scatter(1, starts, earlier & seen & hits)
 
     def metrics(self) -> dict[str, float]:
         """Return for each draft token k `heldout/token_k.top1`, `.top1_given_earlier` and `.nats_per_token`; NaN where
         there was none.
         """
-        found = {}
-        for level in range(len(self.hits)):
-            name = f"{HELDOUT}/token_{level + 1}."
-            found[name + "top1"] = float(self.hits[level] / self.seen[level])
-            found[name + "top1_given_earlier"] = float(self.hits_given_earlier[level] / self.earlier[level])
-            found[name + "nats_per_token"] = float(self.nats[level] / self.seen[level])
-        return found
+        names = (f"{HELDOUT}/token_{number}.nats_per_token" for number in range(1, len(self.nats) + 1))
+        return self.counts.metrics() | dict(zip(names, map(share, self.nats, self.counts.seen), strict=True))
 
 
 class ParallelStudent(AdaptedStudent):

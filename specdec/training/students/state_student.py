@@ -9,7 +9,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -64,18 +63,13 @@ class StateStudent(SequenceStudent):
     before: Mapping[str, float] = MappingProxyType({})  # the target's own figures before that
 
     def __init__(
-        self,
-        config: StateTrainConfig,
-        accelerator: Accelerator,
-        target: Target,
-        sequences: Sequences,
-        source: StateSource,
+        self, config: StateTrainConfig, accelerator: Accelerator, target: Target, sequences: Sequences
     ) -> None:
-        """Learn from the states of a source, which is not read if the target itself is trained. Raises UsageError: more
-        processes than sequences; a network that does not fit the target, or one to go on from that is of another kind
-        or target; a target that cannot be trained.
+        """Learn from the states of a target, or train it too. Raises UsageError: more processes than sequences; a
+        target without states or without one of the layers, or one that cannot be trained; a network that does not fit
+        it, or one to go on from that is of another kind or target.
         """
-        self.accelerator, self.target, self.source = accelerator, target, source
+        self.accelerator, self.target = accelerator, target
         self.device, self.processes = accelerator.device, accelerator.num_processes
         self.dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
         self.writes = accelerator.is_main_process
@@ -87,11 +81,30 @@ class StateStudent(SequenceStudent):
                 f"{self.processes} processes cannot share a step of data.batch={sequences.batch_size} in parts of "
                 f"micro_batch={config.micro_batch}: make the first a multiple of the second times the processes."
             )
+        teacher = self.config.loss.teacher > 0
+        self.source = StateSource(target, self.offsets(config, target), sequences, config.data.states, teacher)
         self._reference: dict[str, float] | None = None
         self.optimizer = self.config.optimizer
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)
-            self.network = self.first(self.untrained().float())
+            self.network = self.untrained().float()
+        if config.init is not None:
+            stored = self.files.read(config.init, "init")
+            if stored.target != self.target_identity:
+                raise UsageError(
+                    f"The {self.noun} init={config.init} was trained on a target whose weights have the hash "
+                    f"{stored.target[:16]}; this one's have {self.target_identity[:16]}: go on with the target that it "
+                    "was trained on."
+                )
+            own, wanted = asdict(stored.config), asdict(self.network.config)
+            other = [name for name in wanted if name != "name" and wanted[name] != own[name]]
+            if other:
+                raise UsageError(
+                    f"The {self.noun} init={config.init} has {', '.join(f'{name}={own[name]}' for name in other)} and "
+                    f"the recipe has {', '.join(f'{self.kind}.{name}={wanted[name]}' for name in other)}: make them "
+                    "the same."
+                )
+            self.network.load_state_dict(stored.weights)
         self.module = self.losses_module().to(self.device)
         self.wrapped = accelerator.prepare(self.module)
         self.optimizers = self.built_optimizers()
@@ -110,37 +123,39 @@ class StateStudent(SequenceStudent):
         target = load_target(config.target, accelerator.device)
         # One of several processes cannot take a step alone.
         alone = frozen and accelerator.num_processes == 1
-        foretell = partial(cls.foretell, config, accelerator, target) if alone else None
-        with accelerator.main_process_first():
-            sequences = open_sequences(config.data, target, config.seed, foretell)
-            offsets, teacher = cls.offsets(config, target), config.loss.teacher > 0
-            source = StateSource(target, offsets, sequences, config.data.states, teacher)
-            if frozen:  # its states may be kept on disk
-                source.prepare(foretell(sequences) if foretell and source.kept and source.missing() else None)
-        return cls(config, accelerator, target, sequences, source)
 
-    @classmethod
-    def foretell(cls, config: Any, accelerator: Accelerator, target: Target, sequences: Sequences) -> float:
+        def foretell_with(likely: Sequences) -> None:
+            cls(config, accelerator, target, likely).foretell()
+            accelerator.free_memory()
+
+        with accelerator.main_process_first():
+            sequences = open_sequences(config.data, target, config.seed, foretell_with if alone else None)
+        student = cls(config, accelerator, target, sequences)
+        source = student.source
+        if frozen:  # its states may be kept on disk
+            with accelerator.main_process_first():
+                source.prepare(student.foretell() if alone and source.kept and source.missing() else None)
+        return student
+
+    def foretell(self) -> float:
         """Say how long the states of a frozen target and the training will take, if that is long, from a step that is
-        tried and forgotten: on a CPU of one sequence, elsewhere of a micro-batch, of the training's sequences or others
-        like them. Return the seconds that the states of a sequence take.
+        tried and forgotten: on a CPU of one sequence, elsewhere of a micro-batch. Return the seconds that the states of
+        a sequence take.
         """
-        offsets, soft = cls.offsets(config, target), config.loss.teacher > 0
-        source = StateSource(target, offsets, sequences, config.data.states, soft)
-        size, clock = 1 if target.device.type == "cpu" else config.micro_batch, clock_for(target.device)
+        config, source, sequences, device = self.config, self.source, self.sequences, self.target.device
+        size, clock = 1 if device.type == "cpu" else config.micro_batch, clock_for(device)
         with stage("Try a step", "of the training", told=False), torch.random.fork_rng():
-            student = cls(config, accelerator, target, sequences, source)
             batch = sequences.batch("train", np.arange(size))
-            scales = student.scales(batch, sequences.steps - 1)  # some parts of a loss join late
+            scales = self.scales(batch, sequences.steps - 1)  # some parts of a loss join late
             for _ in range(2):  # the first warms up
                 begun = clock.mark()
                 states, teacher = source.states(batch)
                 called = clock.mark()
-                losses = student.wrapped(*batch.on(student.device), scales, states.float(), teacher)
+                losses = self.wrapped(*batch.on(self.device), scales, states.float(), teacher)
                 torch.stack(losses).sum().backward()
                 done = clock.mark()
             clock.synchronize()
-        accelerator.free_memory()
+        self.module.zero_grad()
         call, step = clock.seconds(begun, called) / size, clock.seconds(called, done) / size
         prior = sum(sequences.counts.values()) * call if source.kept else 0.0
         step += call if not source.kept or source.needs_logits else 0.0
@@ -179,30 +194,6 @@ class StateStudent(SequenceStudent):
     def built_optimizers(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers of the module's weights."""
         return build_optimizers(self.module, self.config.optimizer)
-
-    def first(self, network: Any) -> Any:
-        """Return an untrained network, or with the weights of `init`. Raises UsageError: the network of the file is of
-        another kind, or was trained on other weights.
-        """
-        path, wanted = self.config.init, asdict(network.config)
-        if path is None:
-            return network
-        stored = self.files.read(path, "init")
-        if stored.target != self.target_identity:
-            raise UsageError(
-                f"The {self.noun} init={path} was trained on a target whose weights have the hash "
-                f"{stored.target[:16]}; this one's have {self.target_identity[:16]}: go on with the target that it was "
-                "trained on."
-            )
-        own = asdict(stored.config)
-        other = [name for name in wanted if name != "name" and wanted[name] != own[name]]
-        if other:
-            raise UsageError(
-                f"The {self.noun} init={path} has {', '.join(f'{name}={own[name]}' for name in other)} and the recipe "
-                f"has {', '.join(f'{self.kind}.{name}={wanted[name]}' for name in other)}: make them the same."
-            )
-        network.load_state_dict(stored.weights)
-        return network
 
     @staticmethod
     @abstractmethod

@@ -22,7 +22,6 @@ from specdec.targets import targets
 from specdec.text.document_store import encode_texts
 from specdec.text.repetition import repeated_share
 from specdec.training.data.tokenized_corpus import with_end_of_text
-from specdec.training.data.tokenizer import bytes_per_token
 from specdec.training.pocket.publish import shipped_name
 from specdec.training.recipes import SubtasksConfig
 from specdec.training.students.accuracy import HeadAccuracy
@@ -79,10 +78,9 @@ def test_losses_are_those_of_the_card_and_the_target_is_clearly_better(models):
     tokenizer = AutoTokenizer.from_pretrained(POCKET / "target")
     # One full window, as the card's: the drafter is much worse far from the beginning.
     streams = [with_end_of_text([ids[:2047]], tokenizer.eos_token_id) for ids in held_out_ids(tokenizer)[::3]]
-    sizes = bytes_per_token(tokenizer)
     loss = {}
     for role, model in models.items():
-        scores = [heldout_loss(model, s, sizes, tokenizer.eos_token_id, 2048) for s in streams]
+        scores = [heldout_loss(model, s, tokenizer, 2048) for s in streams]
         loss[role] = sum(s.nats for s in scores) / sum(s.tokens for s in scores)
         # The beginnings of the files of another Python are not the whole text of the card's.
         assert loss[role] == pytest.approx(summary(role)["heldout"]["code"]["nats_per_token"], abs=0.4)

@@ -28,7 +28,7 @@ from specdec.training import trainings
 from specdec.training.data.sequences import Sequences, SpecialTokens
 from specdec.training.recipes import EagleLossConfig, EagleTrainConfig
 from specdec.training.students import state_student
-from specdec.training.students.eagle_student import EagleLosses, EagleStudent, frequent_tokens
+from specdec.training.students.eagle_student import EagleLosses, EagleStudent
 from specdec.training.students.state_student import load_target
 
 LENGTH = 24
@@ -99,7 +99,7 @@ def test_the_most_frequent_tokens_of_the_text_can_be_drafted(values, store):
     batch = student.sequences.batch("train", np.arange(student.sequences.counts["train"]))
     counts = np.bincount(batch.tokens[batch.scored].numpy(), minlength=61)
     kept = student.network.drafted_ids.tolist()
-    assert kept == sorted(kept) == frequent_tokens(student.sequences, 61, 4)
+    assert kept == sorted(kept) and len(kept) == 4
     assert min(counts[kept]) >= max(np.delete(counts, kept))
 
 

@@ -51,7 +51,7 @@ def test_the_recipes_have_the_published_sizes(name, layers, width, millions):
     assert parameters / 1e6 == pytest.approx(millions, abs=0.1)
 
 
-def test_old_checkpoints_and_corpora_of_llama_recipes_stay_valid():
+def test_old_checkpoints_and_corpora_of_llama_recipes_stay_valid(gpt_values):
     """The formula as it was before there was a choice of architecture and of corpus."""
     for name in ("pocket_target", "pocket_drafter"):
         config = composed(name)
@@ -66,9 +66,6 @@ def test_old_checkpoints_and_corpora_of_llama_recipes_stay_valid():
             "shuffle_window",
         }  # fmt: skip
         assert fingerprint(recipe.corpus, 2048)[:16] == "5b2f2f8d51e7d1aa"  # the folder of the tokenized corpus
-
-
-def test_the_architecture_is_part_of_the_fingerprint(gpt_values):
     gpt = validated(ModelTrainConfig, gpt_values)
     gpt_values["recipe"]["model"]["architecture"] = "llama"
     assert model_fingerprint(gpt, "hash") != model_fingerprint(validated(ModelTrainConfig, gpt_values), "hash")
