@@ -42,10 +42,9 @@ class _Layout:
 
     def published(self, name: str) -> str:
         """Return the file's name of a tensor of the network."""
-        kind, rest = name.split(".", 1)
-        if kind == "prefix":
-            return _PREFIX + rest.removeprefix("model.")
-        head, rest = rest.split(".", 1)
+        kind, head, rest = name.split(".", 2)
+        if kind == "prefix":  # of which all is below `model`
+            return _PREFIX + rest
         if kind == "outputs":
             return f"{self.output(int(head))}.{rest}"
         layer, part = rest.split(".", 1)

@@ -57,7 +57,7 @@ class StagedMlp(DraftHeads):
     def draft_features(self, k: int, state: Tensor, drafted: Tensor) -> Tensor:
         s = state.expand(len(drafted), -1)
         if self.sizes.scaled:
-            s = _normalised(s) / sqrt(2)
+            s = F.rms_norm(s, [self.sizes.size], eps=_EPSILON) / sqrt(2)
         for stage, tokens in enumerate(drafted.unbind(1)):
             embedded = _of_stage(self.emb, stage)(tokens)
             s = _of_stage(self.proj, stage)(s) + self._token_weight * embedded
@@ -78,19 +78,15 @@ class StagedMlp(DraftHeads):
         return {"count": len(self), "grounded": True, **self.sizes._asdict()}
 
 
-class _ScaledAndShifted(nn.Module):
+class _ScaledAndShifted(nn.RMSNorm):
     """The norm between stages."""
 
     def __init__(self, size: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+        super().__init__(size, eps=_EPSILON)
+        self.bias = nn.Parameter(torch.zeros(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.weight * _normalised(x) + self.bias
-
-
-def _normalised(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + _EPSILON)
+        return super().forward(x) + self.bias
 
 
 def _of_stage(modules: nn.ModuleList, stage: int) -> Any:
