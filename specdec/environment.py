@@ -28,9 +28,8 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")  # t
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def capture(device: torch.device | str, seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
+def capture(device: torch.device, seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Return the content of `environment.json`. It takes a fraction of a second; call it outside of anything timed."""
-    device = torch.device(device)
     notes: list[str] = []
     facts = {
         "captured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

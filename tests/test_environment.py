@@ -17,7 +17,7 @@ from specdec import environment
 def test_a_capture_is_complete_and_private(monkeypatch):
     monkeypatch.setenv("SPECDEC_TEST_SECRET", "hunter2hunter2")
     monkeypatch.setattr(sys, "argv", ["specdec", "tracking.uri=http://me:hunter2hunter2@host"])
-    facts = environment.capture("cpu", {"seed": 3})
+    facts = environment.capture(torch.device("cpu"), {"seed": 3})
     text = json.dumps(facts)
     assert "hunter2" not in text and f'"{socket.gethostname()}"' not in text
     assert facts["seeds"] == {"seed": 3} and facts["argv"][1] == "tracking.uri=http://***@host"

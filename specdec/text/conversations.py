@@ -164,12 +164,10 @@ class ChatTemplate:
 
     def _applied(self, messages: Messages, asking: bool) -> str:
         try:
-            text: str = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=asking, chat_template=self.template
-            )
+            how = {"tokenize": False, "add_generation_prompt": asking, "chat_template": self.template}
+            return str(self.tokenizer.apply_chat_template(messages, **how))
         except Exception as error:  # a template is a program of its own and raises any type
             raise TemplateFault(" ".join(str(error).split())[:200]) from None
-        return text
 
     def encode(self, texts: Sequence[str], answers: Sequence[Spans]) -> list[Encoded]:
         """Return the texts in tokens; scored are the answers' tokens and the special token that ends each answer."""

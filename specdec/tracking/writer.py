@@ -154,7 +154,7 @@ class TrackedRun:
         if self._upload is not None and time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
             self._beaten = time.monotonic()
             try:
-                self._upload.tag("specdec.heartbeat", _now())
+                self._upload.tag("specdec.heartbeat", time.strftime(HEARTBEAT, time.gmtime()))
             except Exception as error:
                 self._lose("writing the heartbeat", error)
 
@@ -299,7 +299,8 @@ def _upload_later(folder: Path) -> str:
 
 
 def _process_tags() -> dict[str, str]:
-    return {"specdec.host": socket.gethostname(), "specdec.process": this_process(), "specdec.heartbeat": _now()}
+    now = time.strftime(HEARTBEAT, time.gmtime())
+    return {"specdec.host": socket.gethostname(), "specdec.process": this_process(), "specdec.heartbeat": now}
 
 
 def _accepted_name(name: str) -> str:
@@ -308,7 +309,3 @@ def _accepted_name(name: str) -> str:
     if posixpath.normpath(name) != name or name.startswith(("/", "..")) or name == ".":
         name = name.replace("/", "_").strip(".") or "_"
     return name
-
-
-def _now() -> str:
-    return time.strftime(HEARTBEAT, time.gmtime())

@@ -54,13 +54,12 @@ class Renderer:
             for odd, turn in enumerate(turns)
         ]
         try:
-            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # a template is a program of its own and can raise anything
             reason = " ".join(str(error).split())[:200]
             raise UsageError(
                 f"The tokenizer's chat template fails ({reason}): set prompts.chat=never for plain text."
             ) from None
-        return text
 
     def tokens(self, text: str) -> tuple[int, ...]:
         """Return a text in tokens."""
@@ -68,8 +67,7 @@ class Renderer:
         return tuple(self.tokenizer(text, add_special_tokens=not self.chat, verbose=False)["input_ids"])
 
     def _decoded(self, tokens: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 TOO_LONG, EMPTY = "too_long", "empty"
