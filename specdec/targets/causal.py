@@ -6,29 +6,20 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from specdec import ranks
 from specdec.compiled.packages import PackageFolder
 from specdec.compiled.passes import AUTO_S, Mode, auto_mode, compile_decoder, mode_for
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.errors import EnvironmentFault, UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import joined_states
-from specdec.models.load import (
-    Dtype,
-    check_revision,
-    load_model,
-    load_tokenizer,
-    model_path,
-    resolve_device,
-    resolve_dtype,
-)
-from specdec.models.model_files import is_gguf
+from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
+from specdec.models.model_files import check_revision, is_gguf
 from specdec.models.products import matrix_products
 from specdec.models.quantization import (
     KEY,
@@ -66,7 +57,7 @@ class CausalConfig:
     prefill_chunk: AtLeastOne
     tensor_parallel: AtLeastOne
     device_map: DeviceMap | None
-    revision: Annotated[str, Field(min_length=1)] | None
+    revision: NonEmpty | None
     quantization: dict[str, Any] | None
 
 

@@ -2,21 +2,12 @@
 and batches of paths verified over our own cache.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
-
-from specdec.config import typed
+from specdec.config import NonEmpty, typed
 from specdec.errors import UsageError
-from specdec.models.load import (
-    Dtype,
-    check_revision,
-    load_model,
-    load_tokenizer,
-    model_path,
-    resolve_device,
-    resolve_dtype,
-)
+from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
+from specdec.models.model_files import check_revision
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import EVERY_STRUCTURE
@@ -33,7 +24,7 @@ class EncoderDecoderConfig:
     device: str
     attention: Literal["auto", "sdpa", "eager"]
     evaluation: Literal["rows"]
-    revision: Annotated[str, Field(min_length=1)] | None
+    revision: NonEmpty | None
 
 
 @targets.register("encoder_decoder")
@@ -59,10 +50,16 @@ class EncoderDecoder(ModelTarget):
     @classmethod
     def from_config(cls, config: EncoderDecoderConfig, sampling: SamplingConfig) -> "EncoderDecoder":
         name = model_path(config.model)
-        how: dict[str, Any] = {"dtype": resolve_dtype(config.dtype), "device": resolve_device(config.device)}
         check_revision(name, config.revision, "target.revision")
-        how |= {"attention": config.attention, "kind": "encoder_decoder", "revision": config.revision}
-        return cls(load_model(name, **how), sampling, load_tokenizer(name, config.revision), name)
+        model = load_model(
+            name,
+            dtype=resolve_dtype(config.dtype),
+            device=resolve_device(config.device),
+            attention=config.attention,
+            kind="encoder_decoder",
+            revision=config.revision,
+        )
+        return cls(model, sampling, load_tokenizer(name, config.revision), name)
 
     @property
     def hidden(self) -> HiddenStates:
