@@ -60,7 +60,6 @@ class PreallocatedLayer(CacheLayerMixin):
         """Append keys and values [B, H, n, head] to the first B copies; return views of all that these copies hold."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
         batch = key_states.shape[0]
         if self.places is not None:
             keys, values = self.keys[:batch], self.values[:batch]
@@ -98,14 +97,11 @@ class SharedLayer(PreallocatedLayer):
         super().__init__(layer.capacity, layer.copies)
         self._layer = layer
         if layer.is_initialized:
-            self._take_buffers()
+            self.lazy_initialization(layer.keys, layer.values)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         if not self._layer.is_initialized:
             self._layer.lazy_initialization(key_states, value_states)
-        self._take_buffers()
-
-    def _take_buffers(self) -> None:
         self.keys, self.values = self._layer.keys, self._layer.values
         self.dtype, self.device = self._layer.dtype, self._layer.device
         self.is_initialized = True
@@ -267,7 +263,7 @@ def move_slots(
     for layer in layers:
         for buffer in (layer.keys, layer.values) if layer.is_initialized else ():
             if index is None or index.device != buffer.device:  # layers may lie on several devices
-                index = torch.tensor(tuple(source)).to(buffer.device, non_blocking=True)
+                index = torch.tensor(tuple(source), dtype=torch.long).to(buffer.device, non_blocking=True)
             buffer[to, :, start : start + len(source)] = buffer[copy][:, index]
 
 

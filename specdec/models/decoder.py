@@ -21,7 +21,6 @@ from specdec.models.masks import AttentionChunk, MaskBuffers
 from specdec.models.path_batch import PathBatch, path_batch, root_batch
 from specdec.models.probed import Probed
 from specdec.models.recurrent_cache import HYBRID, RECURRENT, LayerKind, RecurrentCache, record_calls
-from specdec.models.spread import main_device
 from specdec.records import Tree, chain_tree
 
 _BUCKET = 512  # the capacity of a cache of passes is a multiple of this number of slots
@@ -53,7 +52,9 @@ class CachedModel(ABC):
 
     def __init__(self, model: Any, name: str, config: Any) -> None:
         self.model, self.name = model, name
-        self.device = main_device(model)
+        # Calls take their tokens there, and give their logits; weights on disk are "meta".
+        devices = (weight.device for weight in model.parameters())
+        self.device = next((device for device in devices if device.type != "meta"), torch.device("cpu"))
         self.vocab_size: int = config.vocab_size
         longest = getattr(config, "max_position_embeddings", None) or 0
         self.context_length: int = longest if longest > 0 else 1 << 30  # XLNet says -1
@@ -182,8 +183,7 @@ class Decoder(CachedModel):
     @property
     def choices(self) -> dict[str, dict[str, Any]]:
         """The kind of pass that serves the calls on each number of tokens (see `CompiledPasses`)."""
-        choices: dict[str, dict[str, Any]] = {} if self.passes is None else self.passes.choices
-        return choices
+        return {} if self.passes is None else self.passes.choices
 
     def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
         """Begin a new text: prefill the prompt except its last token, and return that token, the root of round 1.
@@ -227,11 +227,6 @@ class Decoder(CachedModel):
         embedding = self.model.get_input_embeddings().weight
         empty = embedding.new_empty(0, len(self.kept) * embedding.shape[1])
         return torch.cat([states for states in found if states is not None]) if found else empty
-
-    @staticmethod
-    def slots_for(prompt: int, capacity: int, copies: int) -> int:
-        """Return the slots that `start` allocates for a prompt of `prompt` tokens, all copies together."""
-        return capacity * copies
 
     def forward(self, tokens: Tensor, tree: Tree, **options: int) -> Tensor:
         """Append `tokens` [N+1], the root and the nodes of `tree`, behind the cached tokens.

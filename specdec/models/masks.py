@@ -74,10 +74,8 @@ class MaskBuffers:
         return {kind: buffer.view(tree, prefix) for kind, buffer in zip(self._windows, buffers, strict=True)}
 
     def _made(self, tokens: int, columns: int) -> list["_Buffer"]:
-        made = [_Buffer(tokens, columns, window, self._dtype, self._device) for window in self._windows.values()]
-        for buffer in made if self.aligned else ():
-            buffer.align()
-        return made
+        windows = self._windows.values()
+        return [_Buffer(tokens, columns, window, self._dtype, self._device, self.aligned) for window in windows]
 
 
 class _Buffer:
@@ -88,7 +86,9 @@ class _Buffer:
     shorter chain. Chunks do not move with the text: what they hide is written into a copy at every call.
     """
 
-    def __init__(self, tokens: int, columns: int, window: int | None, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, tokens: int, columns: int, window: int | None, dtype: torch.dtype, device: torch.device, aligned: bool
+    ) -> None:
         self._columns, self._chunk = columns, window if isinstance(window, AttentionChunk) else None
         self._window = window = None if self._chunk else window
         self._hidden = torch.finfo(dtype).min
@@ -97,14 +97,9 @@ class _Buffer:
         if window is not None:
             self._mask += hidden.tril(columns - window)
         self._tree: Tree | None = None  # the tree that was last written over the chain
-        self._copy: Tensor | None = None
-        if self._chunk:
-            self.align()
-
-    def align(self) -> None:
-        """Give out views as copies that a GPU can read, in one place and with the same strides at every call."""
-        tokens, columns = self._mask.shape
-        self._copy = self._mask.new_empty(tokens, -(-columns // _ALIGNMENT) * _ALIGNMENT)
+        # Memory of views that are copies: in one place and with the same strides at every call, as a GPU can read them.
+        width = -(-(columns + tokens) // _ALIGNMENT) * _ALIGNMENT
+        self._copy = self._mask.new_empty(tokens, width) if aligned or self._chunk else None
 
     def view(self, tree: Tree, prefix: int) -> Tensor:
         tokens = len(tree) + 1

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache
 
 from specdec.models.cache import PreallocatedLayer, buffer_bytes, move_slots
@@ -40,7 +41,7 @@ class RaggedWrite(NamedTuple):
 class RaggedLayer(PreallocatedLayer):
     """Keys and values of one layer, [slots, H, capacity + 1, head]; the last place takes what pads a call."""
 
-    write: RaggedWrite | None = None
+    write: RaggedWrite
 
     def __init__(self, capacity: int, slots: int) -> None:
         super().__init__(capacity + 1, slots)
@@ -54,12 +55,11 @@ class RaggedLayer(PreallocatedLayer):
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.write is not None and self.keys is not None and self.values is not None
         rows, index, places, longest = self.write
         step = rows[1] - rows[0] if len(rows) > 1 else 1
         even = range(rows[0], rows[-1] + 1, step)
         chosen = slice(even.start, even.stop, step) if list(even) == list(rows) else index.squeeze(1)
-        read: list[Tensor] = []
+        read = list[Tensor]()
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             buffer.transpose(1, 2).index_put_((index, places), states.transpose(1, 2))
             read.append(buffer[chosen, :, :longest])
@@ -104,10 +104,7 @@ class RaggedCache(Cache):
             return
         moved = next(other for other, row in self.rows.items() if row == last)
         self.rows[moved] = free
-        length = self.lengths[moved]
-        for layer in self.layers:
-            for buffer in (layer.keys, layer.values) if layer.is_initialized else ():
-                buffer[free, :, :length] = buffer[last, :, :length]
+        move_slots(self.layers, last, range(self.lengths[moved]), 0, free)
 
     def append(self, slots: Sequence[int], counts: Sequence[int], device: torch.device) -> None:
         """Prepare the next call: it evaluates `counts[b]` new tokens of the text in `slots[b]`, padded to the longest.
@@ -131,10 +128,8 @@ class RaggedCache(Cache):
             self.lengths[slot] = start + count
 
     def commit(self, slot: int, prefix: int, places: Sequence[int]) -> None:
-        """Keep the first `prefix` places of a slot and, right behind them, the given places; forget the rest.
-
-        Args:
-            places: increasing numbers, none below `prefix`.
+        """Keep the first `prefix` places of a slot and, right behind them, the given places, in increasing order and
+        none below `prefix`; forget the rest.
         """
         length = prefix + len(places)
         if tuple(places) != tuple(range(prefix, length)):
@@ -165,10 +160,8 @@ class RaggedDecoder:
         self._buffers = MaskBuffers(decoder.windows, decoder.model.dtype, decoder.device)
 
     def reserve(self, capacity: int) -> None:
-        """Make a cache of `capacity` places for each slot, unless there is one already; every text is forgotten.
-
-        Args:
-            capacity: tokens that prompt, output and the largest draft of any text to come need together.
+        """Make a cache of `capacity` places for each slot, as prompt, output and the largest draft of any text to come
+        need together, unless there is one already; every text is forgotten.
         """
         if self.cache.capacity < capacity:
             self.cache = RaggedCache(self.decoder.layers, capacity, self.slots)
@@ -218,11 +211,9 @@ class RaggedDecoder:
         self._prefix.update(zip(order, prefixes, strict=True))
         self.cache.append(order, counts, self.device)
         masks = self._masks([tree for _, tree in texts], prefixes, max(counts))
-        positions = torch.zeros(len(order), max(counts), dtype=torch.long)
-        for line, (_, tree), prefix in zip(positions, texts, prefixes, strict=True):
-            line[: len(tree) + 1] = tree.offsets + prefix
-        padded = torch.nn.utils.rnn.pad_sequence([each for each, _ in texts], batch_first=True)  # [B, n]
-        places = positions.to(self.device, non_blocking=True)
+        positions = [tree.offsets + prefix for (_, tree), prefix in zip(texts, prefixes, strict=True)]
+        padded = pad_sequence([each for each, _ in texts], batch_first=True)  # [B, n]
+        places = pad_sequence(positions, batch_first=True).to(self.device, non_blocking=True)
         result = run_model(self.decoder.model, self.cache, self.decoder.kept, padded, places, masks, **options)
         logits: dict[int, Tensor] = {}
         for row, (slot, count) in enumerate(zip(order, counts, strict=True)):

@@ -68,10 +68,7 @@ class RecurrentLayer(_LinearAttention):
         """Go back to the state before any token."""
         numbers = range(self.number_of_states)
         self.set(_State(dict.fromkeys(numbers), dict.fromkeys(numbers), dict.fromkeys(numbers, False)))
-        self.before = self.state()
-        self.call: tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
-        self.steps: list[_State] = []
-        self._inputs: dict[int, Tensor] = {}  # of the convolutions, behind their state before the call
+        self.begin(1)
 
     def lazy_initialization(self, *args: object, **options: object) -> None:
         """Nothing is allocated ahead: a state comes with the first call."""
@@ -105,7 +102,9 @@ class RecurrentLayer(_LinearAttention):
 
     def begin(self, batch: int) -> None:
         """Begin a call on `batch` sequences, each from a copy of the state: kernels write into what they are given."""
-        self.before, self.call, self.steps, self._inputs = self.state(), None, [], {}
+        self.before, self.steps = self.state(), list[_State]()
+        self.call: tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
+        self._inputs: dict[int, Tensor] = {}  # of the convolutions, behind their state before the call
         self._copy(batch)
 
     def _copy(self, times: int) -> None:

@@ -62,14 +62,8 @@ class Seq2SeqDecoder(CachedModel):
         self._masks = MaskBuffers(attention_windows(config, name), model.dtype, self.device)
 
     def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
-        """Begin a new text: encode the prompt, project it for every cross-attention, and return the decoder's start
-        token, the root of round 1.
-
-        Args:
-            prompt: at least one token, for the encoder.
-            capacity: slots that prompt, output and the largest draft need together; the self-attention cache has them
-                without those of the prompt.
-            copies: copies of the decoded text; a batch of `forward_paths` needs one for each sequence.
+        """Begin a new text (see `Decoder.start`): encode the prompt, project it for every cross-attention, and return
+        the decoder's start token, the root of round 1. The self-attention cache has no slots for the prompt.
         """
         ids = torch.tensor([list(prompt)], device=self.device)
         self._encoded = self.model.get_encoder()(input_ids=ids).last_hidden_state  # [1, S, D]
@@ -79,11 +73,6 @@ class Seq2SeqDecoder(CachedModel):
         self.forward(torch.tensor([self.start_token], device=self.device), chain_tree(0))
         self.length = 0
         return self.start_token
-
-    @staticmethod
-    def slots_for(prompt: int, capacity: int, copies: int) -> int:
-        """Return the slots that `start` allocates: those of the prompt once, all others in every copy."""
-        return prompt + (capacity - prompt) * copies
 
     def forward(self, tokens: Tensor, tree: Tree) -> Tensor:
         """Append `tokens` [N+1], the root and the nodes of the chain `tree`.
@@ -111,21 +100,16 @@ class Seq2SeqDecoder(CachedModel):
         masks = self._masks.view(chain, self.length, self.cache.capacity)
         # A view for each sequence: some models do not take one for all.
         masks = {kind: view.expand(len(tokens), -1, -1, -1) for kind, view in masks.items()}
-        logits: Tensor = self.model(
+        return self.model(
             encoder_outputs=BaseModelOutput(self._encoded.expand(len(tokens), -1, -1)),
             decoder_input_ids=tokens,
             decoder_attention_mask=for_model(masks),
             use_cache=True,
             **{CACHE: self._caches},
         ).logits
-        return logits
 
     def score(self, prompt: Sequence[int], text: Sequence[int], model: Any = None) -> Tensor:
-        """Return the logits [len(text) + 1, V] of a given text after `prompt`; entry i predicts token i of the text.
-
-        They come from one pass of encoder and decoder without the cache, by `model` where another copy of the weights
-        is given.
-        """
+        """Return the logits of a text after `prompt` (see `Decoder.score`), by one pass of encoder and decoder."""
         return next(self.scores(prompt, [text], model))
 
     def scores(self, prompt: Sequence[int], texts: Sequence[Sequence[int]], model: Any = None) -> Iterator[Tensor]:
@@ -151,12 +135,8 @@ class Seq2SeqDecoder(CachedModel):
 
 
 def decoder_of(model: Any, name: str, prefill_chunk: int, states: bool = False) -> Decoder | Seq2SeqDecoder:
-    """Make the decoder that a model needs.
-
-    Args:
-        prefill_chunk, states: those of a decoder-only model (an encoder reads all at once).
-    Raises:
-        ModelLoadError: the decoder refuses the model.
+    """Make the decoder that a model needs; raise ModelLoadError where that refuses it. An encoder reads all at once, so
+    `prefill_chunk` and `states` are those of a decoder-only model.
     """
     if model.config.is_encoder_decoder:
         return Seq2SeqDecoder(model, name)

@@ -131,11 +131,6 @@ def placement(model: Any) -> dict[str, int]:
     return dict(Counter(f"cuda:{place}" if isinstance(place, int) else str(place) for place in places))
 
 
-def main_device(model: Any) -> torch.device:
-    """Return the device that calls of a model take their tokens on, and give their logits."""
-    return next((weight.device for weight in model.parameters() if weight.device.type != "meta"), torch.device("cpu"))
-
-
 def whole(weight: Tensor) -> Tensor:
     """Return all of a weight, gathered from the ranks where each holds a share. Every rank has to ask at once."""
     return weight.full_tensor() if _shared(weight) else weight

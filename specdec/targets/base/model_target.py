@@ -76,7 +76,9 @@ class ModelTarget(Target):
 
     def check_memory(self, prompt: int, capacity: int, branches: int = 1) -> None:
         copies = self._copies(branches)
-        asked = self.decoder.slots_for(prompt, capacity, copies) * self._slot_bytes + copies * self._state_bytes
+        once = prompt if isinstance(self.decoder, Seq2SeqDecoder) else 0  # slots that all copies share
+        slots = once + (capacity - once) * copies
+        asked = slots * self._slot_bytes + copies * self._state_bytes
         free = available_bytes(self.device)
         if free is None or asked <= free + self.cache_bytes:  # the present cache is given up for the next
             return
@@ -98,9 +100,8 @@ class ModelTarget(Target):
 
     def verify(self, draft: Draft) -> Tensor:
         self._prefix, self._tree = self.decoder.length, draft.tree
-        return self._standardised(
-            self._forward(torch.cat([self._root, draft.tokens]) if len(draft) else self._root, draft.tree)
-        )
+        tokens = torch.cat([self._root, draft.tokens]) if len(draft) else self._root
+        return self._standardised(self._forward(tokens, draft.tree))
 
     def verify_roots(self, sequences: int) -> Tensor:
         if sequences == 1 or self.evaluation == "packed":
