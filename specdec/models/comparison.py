@@ -366,8 +366,7 @@ class Comparison:
         return self._prompt[-1]
 
     def _evaluate(self, tokens: Sequence[int], tree: Tree) -> Tensor:
-        logits: Tensor = self._decoder.forward(torch.tensor(tokens, device=self._device), tree)
-        return logits
+        return self._decoder.forward(torch.tensor(tokens, device=self._device), tree)
 
 
 def logit_error(found: Tensor, plain: Tensor) -> Tensor:
@@ -413,8 +412,7 @@ def _last_logits(decoder: Decoder, texts: Sequence[Sequence[int]], wanted: int) 
     # As many logits as are needed, where the model can limit them: those of a large vocabulary take memory.
     options = dict.fromkeys(decoder.prefill_options, wanted)
     tokens = torch.tensor(texts, device=decoder.device)
-    logits: Tensor = decoder.model(input_ids=tokens, use_cache=False, **options).logits[:, -wanted:]
-    return logits
+    return decoder.model(input_ids=tokens, use_cache=False, **options).logits[:, -wanted:]
 
 
 def tokens_of(decoder: AnyDecoder, count: int, offset: int = 0) -> list[int]:

@@ -67,8 +67,7 @@ def gguf_metadata(name: str) -> dict[str, Any]:
 @lru_cache(maxsize=8)
 def _read_metadata(name: str, *state: int) -> Mapping[str, Any]:
     """Read the metadata of a file in this state: a run asks for them some five times."""
-    metadata: Mapping[str, Any] = _transformers().read_gguf_metadata(name)[0]
-    return metadata
+    return _transformers().read_gguf_metadata(name)[0]
 
 
 def stored_weights(metadata: Mapping[str, Any]) -> tuple[str, torch.dtype | None]:

@@ -42,10 +42,7 @@ def text_config(config: Any) -> Any:
 
 def lengths_of(config: Any, longest: int) -> dict[Key, int]:
     """Return the integers of a text configuration that may be lengths in tokens, by their key; nested ones and those of
-    single layers too.
-
-    Args:
-        longest: the model's context; a length that is not shorter is never crossed.
+    single layers too. Those that are not shorter than the context `longest` are never crossed, and left out.
     """
     return {
         key: value

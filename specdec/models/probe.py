@@ -83,11 +83,8 @@ def open_decoder(decoder: AnyDecoder) -> Probed:
     """
     how = _how(decoder)
     known = _KNOWN.get(decoder.model)
-    if known is not None and known[0] == how:
-        probed = known[1]
-    else:
-        probed = _kept_or_probed(decoder, how)
-        _KNOWN[decoder.model] = _how(decoder), probed  # how it computes from now on
+    probed = known[1] if known is not None and known[0] == how else _kept_or_probed(decoder, how)
+    _KNOWN[decoder.model] = _how(decoder), probed  # how it computes from now on
     decoder.probed, decoder.stepping = probed, probed.states == "stepped"
     if probed.context is not None:
         decoder.context_length = min(decoder.context_length, probed.context)
@@ -107,10 +104,10 @@ def said_of(decoder: AnyDecoder) -> tuple[str, ...]:
     sentences = probed.sentences(_who(decoder))
     if lacking := missing_kernels(decoder.model):
         missing = " and ".join(lacking) + (" is" if len(lacking) == 1 else " are")
-        slower = (
+        sentences += (
             f"{_who(decoder)} computes some layers in plain torch, because {missing} not installed: the results are "
+            "the same; its calls, and so all times measured here, are slower than by GPU kernels.",
         )
-        sentences += (slower + "the same; its calls, and so all times measured here, are slower than by GPU kernels.",)
     return sentences
 
 
@@ -206,11 +203,7 @@ def _round_seconds(decoder: AnyDecoder, stepping: bool) -> float:
 
 def cross(decoder: AnyDecoder, longest: int, seconds: float | None = None, batched: bool = False) -> str | None:
     """Compare the model with plain passes around the lengths of its configuration that texts of `longest` tokens cross,
-    and take note of those that were. Return what disagrees, in a sentence; None where nothing does.
-
-    Args:
-        seconds: lengths that take longer than this, all together, are left; None for no limit.
-        batched: several texts are decoded in one call.
+    and take note of those that were. Return what disagrees, in a sentence (see `Target.disagreement`).
     """
     crossed = [length for length in decoder.probed.pending if length < longest]
     if not crossed:
@@ -388,11 +381,8 @@ class _Probe:
             self._compare(copied, prompt, f" around a length of its configuration ({self._named(length)})")
 
     def _cross_lengths(self, compared: set[int]) -> tuple[int, ...]:
-        """Compare the model around the lengths of its configuration, short ones first; return those that would take too
-        long.
-
-        Args:
-            compared: lengths of the prompts behind which it was compared already, which is not done again.
+        """Compare the model around the lengths of its configuration, short ones first, but not behind prompts of the
+        lengths `compared` again; return those that would take too long.
         """
         decoder = self._decoder
         lengths = sorted(set(self._lengths.values()))

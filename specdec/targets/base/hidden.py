@@ -66,10 +66,8 @@ class HiddenStates(ABC):
 
     @abstractmethod
     def sequence(self, tokens: Tensor, *offsets: int) -> tuple[Tensor, Tensor]:
-        """Return states [B, S, D] and logits [B, S, V] of tokens [B, S], teacher-forced and without the cache.
-
-        Args:
-            offsets: see `keep`.
+        """Return states [B, S, D] of these layers, side by side, and logits [B, S, V] of tokens [B, S], teacher-forced
+        and without the cache.
 
         Raises:
             UsageError: the model has no such layer.
