@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.nn.functional import linear
 
 
@@ -26,12 +26,12 @@ def use_products(module: GraphModule) -> None:
     """Have an exported graph compute its products with weights that are given to it by the kernel, those of the same
     tokens as one.
     """
-    graph, by_tokens = module.graph, dict[Any, list[Node]]()
+    graph, by_tokens = module.graph, dict[Any, list[Any]]()
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
         if _by_kernel(node):
             by_tokens.setdefault((node.args[0], len(node.args)), []).append(node)
     for (tokens, _), group in by_tokens.items():
-        weights, biases = ([_argument(node, place) for node in group if len(node.args) > place] for place in (1, 2))
+        weights, biases = ([node.args[place] for node in group if len(node.args) > place] for place in (1, 2))
         values = [[each.meta["val"] for each in several] for several in (weights, biases)]
         with graph.inserting_before(group[0]):
             # The weights are given from the start, so all products can be computed where the first one is.
@@ -49,15 +49,9 @@ def use_products(module: GraphModule) -> None:
     module.recompile()
 
 
-def _argument(node: Node, place: int) -> Node:
-    argument = node.args[place]
-    assert isinstance(argument, Node)
-    return argument
-
-
-def _by_kernel(node: Node) -> bool:
+def _by_kernel(node: Any) -> bool:
     """Return whether the kernel computes a linear product: of one text, by plain weights on a CPU."""
-    tokens, *given = (_argument(node, place) for place, each in enumerate(node.args) if each is not None)
+    tokens, *given = (each for each in node.args if each is not None)
     values = [each.meta["val"] for each in (tokens, *given)]
     return (
         all(each.op == "placeholder" and each.meta["val"].is_contiguous() for each in given)

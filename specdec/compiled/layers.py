@@ -64,7 +64,7 @@ def cut(model: Any, name: str, cache: KVCache, windows: Mapping[str, int | None]
     blocks = list(blocks_of(model, name))
     paths = {module: path for path, module in model.named_modules()}
     with torch.inference_mode(False), torch.no_grad(), attention_by_kernel(model):
-        form = _form(model, blocks, list(windows))
+        form = _Form(model, blocks, list(windows))
         head, places = _Head(form), torch.arange(_TOKENS).unsqueeze(0)
         exported = _exported(
             "head", head, ["tokens", "places", *windows], places + 1, places + _PREFIX, form.masks(_TOKENS)
@@ -73,10 +73,11 @@ def cut(model: Any, name: str, cache: KVCache, windows: Mapping[str, int | None]
         call, made = exported.call("", names, {})
         examples = {each: _example(value) for each, value in zip(names, exported.values, strict=True)}
         calls, kinds = [call], dict[Hashable, _Exported]()
-        for index, (block, taken) in enumerate(zip(blocks, head.taken, strict=True)):
+        for index, (block, taken) in enumerate(zip(blocks, head.called.taken, strict=True)):
             slots = _slots(block)
             whole = with_tensors(model, cache, slots)
-            kind = (_kind(block), taken.kind, *((buffer.shape[1::2], buffer.dtype) for buffer in whole))
+            arguments = str((taken.leaves, taken.structure))
+            kind = (_kind(block), arguments, *((buffer.shape[1::2], buffer.dtype) for buffer in whole))
             own = ["states", *(f"given {number}" for number in range(len(taken.names))), "keys", "values"]
             if kind not in kinds:
                 buffers = [buffer.new_zeros(1, buffer.shape[1], _CAPACITY, buffer.shape[3]) for buffer in whole]
@@ -107,8 +108,7 @@ def with_tensors(model: Any, cache: KVCache, inputs: Sequence[Any]) -> list[Any]
 
     def tensor(name: str) -> Tensor | str:
         if name.startswith("."):
-            weight: Tensor = attrgetter(name[1:])(model)
-            return weight.detach()
+            return attrgetter(name[1:])(model).detach()
         of, _, place = name.partition(" ")
         return getattr(cache.layers[int(place)], of)[:1] if of in ("keys", "values") else name
 
@@ -123,13 +123,20 @@ def made_of(model: Any, kept: Sequence[int]) -> list[str]:
     return [type(model).__qualname__, str(config), str(tuple(kept)), str(_kind(model))]
 
 
-class _Form(NamedTuple):
+class _Form:
     """A model, its layers, its kinds of masks, and what a layer returns behind the states (None: no tuple)."""
 
-    model: Any
-    blocks: Sequence[nn.Module]
-    kinds: Sequence[str]
-    behind: tuple[None, ...] | None
+    def __init__(self, model: Any, blocks: Sequence[nn.Module], kinds: Sequence[str]) -> None:
+        self.model, self.blocks, self.kinds = model, blocks, kinds
+        returned, one = list[Any](), torch.zeros(1, 1, dtype=torch.long)
+        hook = blocks[0].register_forward_hook(lambda *call: returned.append(call[-1]))
+        try:
+            self.run(one, one, self.masks(1))
+        finally:
+            hook.remove()
+        self.behind: tuple[None, ...] | None = returned[0][1:] if isinstance(returned[0], tuple) else None
+        if any(each is not None for each in self.behind or ()):
+            raise Uncuttable("a layer returns more than its states")
 
     def masks(self, count: int) -> list[Tensor]:
         """Return a mask of each kind under which `count` tokens see all."""
@@ -156,60 +163,39 @@ class _Form(NamedTuple):
                 del block.forward
 
 
-def _form(model: Any, blocks: Sequence[nn.Module], kinds: Sequence[str]) -> _Form:
-    form, returned, one = _Form(model, blocks, kinds, None), list[Any](), torch.zeros(1, 1, dtype=torch.long)
-    hook = blocks[0].register_forward_hook(lambda *call: returned.append(call[-1]))
-    try:
-        form.run(one, one, form.masks(1))
-    finally:
-        hook.remove()
-    behind = returned[0][1:] if isinstance(returned[0], tuple) else None
-    if any(each is not None for each in behind or ()):
-        raise Uncuttable("a layer returns more than its states")
-    return form._replace(behind=behind)
-
-
 class _Taken(NamedTuple):
     """The arguments of a layer beside the states.
 
     Attributes:
         names: of its tensors, among those of the head.
-        leaves: all arguments; None for a tensor or the cache, of which `tensors` and `caches` have the places.
+        leaves: all arguments, with the types `Tensor` and `KVCache` in the places of a tensor and of the cache.
     """
 
     names: Sequence[str]
-    tensors: Sequence[int]
-    caches: Sequence[int]
     leaves: Sequence[Any]
     structure: Any
 
-    @property
-    def kind(self) -> Hashable:
-        return str((self.tensors, self.caches, self.leaves, self.structure))
-
     def arguments(self, tensors: Sequence[Tensor], cache: KVCache) -> Any:
-        places = dict(zip(self.tensors, tensors, strict=True)) | dict.fromkeys(self.caches, cache)
-        return pytree.tree_unflatten(
-            [places.get(place, leaf) for place, leaf in enumerate(self.leaves)], self.structure
-        )
+        given = iter(tensors)
+        leaves = [next(given) if leaf is Tensor else cache if leaf is KVCache else leaf for leaf in self.leaves]
+        return pytree.tree_unflatten(leaves, self.structure)
 
 
 def _taken(arguments: Any, shared: list[Tensor]) -> _Taken:
     """Return what a layer takes; its tensors are looked up in `shared`, and added there."""
     leaves, structure = pytree.tree_flatten(arguments)
-    names, tensors, caches = [], [], []
+    names = []
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
             if not any(leaf is each for each in shared):
                 shared.append(leaf)
             names.append(f"shared {next(number for number, each in enumerate(shared) if each is leaf)}")
-            tensors.append(place)
+            leaves[place] = Tensor
         elif isinstance(leaf, KVCache):
-            caches.append(place)
+            leaves[place] = KVCache
         elif not isinstance(leaf, _CONSTANTS):
             raise Uncuttable(f"a layer takes a {type(leaf).__name__}")
-    held = [None if place in (*tensors, *caches) else leaf for place, leaf in enumerate(leaves)]
-    return _Taken(names, tensors, caches, held, structure)
+    return _Taken(names, leaves, structure)
 
 
 class _Head(nn.Module):
@@ -218,12 +204,7 @@ class _Head(nn.Module):
     def __init__(self, form: _Form) -> None:
         super().__init__()
         self.model, self._form = form.model, form
-        self._called = SimpleNamespace(taken=())  # an export takes other attributes back
-
-    @property
-    def taken(self) -> Sequence[_Taken]:
-        """The arguments of each layer, once the head was exported."""
-        return self._called.taken
+        self.called = SimpleNamespace(taken=())  # by each layer in an export, which takes other attributes back
 
     def forward(self, tokens: Tensor, places: Tensor, masks: list[Tensor]) -> list[Tensor]:
         read, shared, taken = list[Tensor](), list[Tensor](), list[_Taken]()
@@ -236,7 +217,7 @@ class _Head(nn.Module):
             return states
 
         self._form.run_with(layer, tokens, places, masks)
-        self._called.taken = taken
+        self.called.taken = taken
         return [*read, *shared]
 
 
@@ -271,8 +252,7 @@ class _Tail(nn.Module):
         count, kept = states.shape[1], (0,) if self._made == "states" else ()
         tokens = torch.zeros(1, count, dtype=torch.long)
         result = self._form.run_with(lambda *_: states, tokens, tokens, self._form.masks(count), kept)
-        found: Tensor = getattr(result, self._made)
-        return found
+        return getattr(result, self._made)
 
 
 class _OneLayer(KVCache):

@@ -49,23 +49,13 @@ class PackagedStep:
             states: names of the values that are the states of the layers that are kept.
         """
         self._walk, self._calls, self._states, self._cache = walk, calls, states, cache
-        self._offsets = torch.arange(cache.capacity)
 
-    def __call__(
-        self, tokens: Tensor, prefix: int, masks: Masks, offsets: Tensor | None = None, unread: bool = False
-    ) -> Pass:
-        """Evaluate tokens [N].
-
-        Args:
-            offsets: [N] distances of the root and the nodes of a tree from its root; None for a chain.
-            unread: nobody reads the logits, which are then empty.
-        """
-        size = len(tokens)
-        places = (self._offsets[:size] if offsets is None else offsets) + prefix
+    def __call__(self, tokens: Tensor, positions: Tensor, masks: Masks, unread: bool = False) -> Pass:
+        """Evaluate tokens [N] at positions [N]; with `unread`, nobody reads the logits, which are then empty."""
         # Contiguous, because the strides of a view of the mask's buffer depend on the buffer.
-        given = [tokens.contiguous(), places, *(mask.contiguous() for mask in masks.values())]
+        given = [tokens.contiguous(), positions, *(mask.contiguous() for mask in masks.values())]
         self._walk(given, self._calls - unread)
-        self._cache.length = prefix + size
+        self._cache.length = given[-1].shape[-1]
         logits = tokens.new_empty(0, 0) if unread else self._walk.take("logits")[0]
         states = [self._walk.take(name)[0] for name in self._states]
         return Pass(logits, None if not states else states[0] if len(states) == 1 else torch.cat(states, -1))

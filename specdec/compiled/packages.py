@@ -64,7 +64,7 @@ class PackageFolder:
                 if not _sound(path):
                     make(part)
                     with part.open("ab") as file:
-                        file.write(_checksum(part.read_bytes()))
+                        file.write(hashlib.sha256(part.read_bytes()).digest())
                     os.replace(part, path)
             finally:
                 part.unlink(missing_ok=True)
@@ -107,16 +107,12 @@ def _digest(depends: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
-def _checksum(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()
-
-
 def _sound(path: Path) -> bool:
     """Return whether a file is there, and ends with its own checksum, which loaders of libraries do not read."""
     if not path.is_file():
         return False
     content = path.read_bytes()
-    return content[-32:] == _checksum(content[:-32])
+    return content[-32:] == hashlib.sha256(content[:-32]).digest()
 
 
 def machine_identity() -> dict[str, Any]:

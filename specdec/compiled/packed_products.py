@@ -8,7 +8,6 @@ same tokens (queries, keys and values) become one. In float32 the plain weight i
 
 from collections import deque
 from collections.abc import Sequence
-from functools import cache
 from operator import attrgetter, getitem
 from typing import Any
 
@@ -85,13 +84,8 @@ def products(
     """
     if tokens.numel() > _FEW * tokens.shape[-1]:
         return [linear(tokens, *each) for each in zip(weights, biases, strict=True)]
-    result: Tensor = _kernel()(tokens, packed, bias, "none", [], "")
+    result: Tensor = torch.ops.mkldnn._linear_pointwise.default(tokens, packed, bias, "none", [], "")
     return [result] if len(sizes) == 1 else [part.contiguous() for part in result.split(sizes, -1)]
-
-
-@cache
-def _kernel() -> Any:
-    return torch.ops.mkldnn._linear_pointwise.default
 
 
 def stored_weight(record: GraphModule, node: Node) -> Tensor | None:
@@ -101,11 +95,8 @@ def stored_weight(record: GraphModule, node: Node) -> Tensor | None:
     if node.target is not torch._C._nn.linear or len(node.args) != 3:
         return None
     _, *given = node.args
-    stored = [isinstance(each, Node) and each.op == "get_attr" for each in given if each is not None]
-    if not all(stored):
-        return None
-    weight: Tensor = _stored(record, [node], 1)[0]
-    return weight
+    stored = all(isinstance(each, Node) and each.op == "get_attr" for each in given if each is not None)
+    return _stored(record, [node], 1)[0] if stored else None
 
 
 def _stored(record: GraphModule, group: Sequence[Node], place: int) -> list[Any]:
@@ -116,8 +107,7 @@ def _stored(record: GraphModule, group: Sequence[Node], place: int) -> list[Any]
 
 def _known(weights: Sequence[Tensor]) -> Tensor | None:
     """Return the packed copy of these weights that another pass made."""
-    found: Tensor | None = _packed.get(weights[0], {}).get(_identity(weights))
-    return found
+    return _packed.get(weights[0], {}).get(_identity(weights))
 
 
 def _identity(weights: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:

@@ -158,8 +158,7 @@ def compile_decoder(
     except (torch._dynamo.exc.TorchDynamoException, ConstraintViolationError) as error:
         raise_swallowed()  # torch takes a signal that arrives while it traces for a fault of the model
         decoder.passes = None
-        reason = str(error).strip().splitlines()[0]
-        logger.warning("%s cannot be traced, so its calls stay eager: %s", decoder.name, reason)
+        logger.warning("%s cannot be traced, so its calls stay eager: %s", decoder.name, _reason(error))
 
 
 @torch.inference_mode()
@@ -197,6 +196,7 @@ class CompiledPasses:
         self.steps: dict[int, TracedStep | PackagedStep | StaticStep] = {}
         self.choices: dict[str, dict[str, Any]] = {}
         self._decoder = decoder
+        self._offsets = torch.arange(cache.capacity, device=decoder.device)  # of a chain's tokens from its root
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -206,10 +206,8 @@ class CompiledPasses:
         return tuple(sorted(self.steps))
 
     def evaluate(self, tokens: Tensor, tree: Tree, unread: bool = False) -> Pass | None:
-        """Evaluate the root and the nodes of a tree [N+1] behind the cache's present length; None without a pass.
-
-        Args:
-            unread: nobody reads the logits, as in a prefill; they are then empty.
+        """Evaluate the root and the nodes of a tree [N+1] behind the cache's present length; None without a pass. With
+        `unread`, nobody reads the logits, as in a prefill; they are then empty.
         """
         prefix, count = self.cache.length, len(tokens)
         step = self.steps.get(count) or self.steps.get(_ANY)
@@ -221,10 +219,10 @@ class CompiledPasses:
             graph = min(graphs, key=lambda each: each.size, default=None)
             return None if graph is None else graph(tokens, prefix, tree)
         masks = self._decoder.masks.view(tree, prefix, self.cache.capacity)
-        offsets = None if tree.is_chain else tree.offsets.to(self._decoder.device, non_blocking=True)
+        offsets = self._offsets[:count] if tree.is_chain else tree.offsets.to(self._decoder.device, non_blocking=True)
         if isinstance(step, PackagedStep):
-            return step(tokens, prefix, masks, offsets, unread)
-        return step(tokens, prefix, masks, offsets)
+            return step(tokens, offsets + prefix, masks, unread)
+        return step(tokens, offsets + prefix, masks)
 
     def evaluate_batch(self, sequences: Tensor, batch: PathBatch) -> Pass | None:
         """Evaluate [B, L] chains behind copies of the prefix; None without a pass."""
@@ -232,13 +230,14 @@ class CompiledPasses:
         if _BATCH not in self.steps:
             return None
         masks = self._decoder.masks.view(batch.chain, prefix, self.cache.capacity)
+        positions = self._offsets[: sequences.shape[1]] + prefix
         if kind == _ROOTS and _ROOTS not in self.steps and prefix > 2:
             # Two sequences: the cache has more copies and more slots, and equal numbers would be taken for one.
             self.steps[_ROOTS] = roots = self._traced(1)
-            roots(sequences[:2], prefix, masks)
+            roots(sequences[:2], positions, masks)
             self.cache.length = prefix  # what was written stands in a free slot
         step = self.steps.get(kind)
-        return step(sequences, prefix, masks) if isinstance(step, TracedStep) else None
+        return step(sequences, positions, masks) if isinstance(step, TracedStep) else None
 
     def _traced(self, tokens: int | None) -> TracedStep:
         return TracedStep(self._decoder.model, self.cache, tokens, self._decoder.kept)
@@ -291,10 +290,7 @@ class CompiledPasses:
     def _difference(self, step: PackagedStep, thorough: bool) -> float:
         """Return the largest difference between a compiled pass and the plain modules, over their largest value: of
         logits and states of a call on one token and of a tree, and of the logits of a plain call behind each, which
-        reads what it wrote.
-
-        Args:
-            thorough: a prefill and a chain behind a longer prefix likewise.
+        reads what it wrote; where it is to be `thorough`, of a prefill and a chain behind a longer prefix likewise.
         """
         decoder, differences = self._decoder, []
         compiled = dict.fromkeys((1, _ANY), step)

@@ -46,21 +46,15 @@ class TracedStep:
             return run_model(model, cache, kept, tokens, positions, masks)
 
         self._step = recorded(step, backend=self._replayed)
-        self._offsets = torch.arange(cache.capacity, device=model.device)
         self._any = tokens is None
         self._made = False
         self.packed = self.read_first = 0
 
-    def __call__(self, tokens: Tensor, prefix: int, masks: Masks, offsets: Tensor | None = None) -> Pass:
-        """Evaluate tokens [N], or a batch of chains [B, N], whose logits are then [B, N, V].
-
-        Args:
-            offsets: [N] distances of the root and the nodes of a tree from its root; None for a chain.
-        """
-        offsets = self._offsets[: tokens.shape[-1]] if offsets is None else offsets
+    def __call__(self, tokens: Tensor, positions: Tensor, masks: Masks) -> Pass:
+        """Evaluate tokens [N] at positions [N], or a batch of chains [B, N], whose logits are then [B, N, V]."""
         step = self._step if self._made else self._make
         batch = tokens if tokens.dim() == 2 else tokens.unsqueeze(0)
-        result: Pass = step(batch, (offsets + prefix).expand(len(batch), -1), masks)
+        result = step(batch, positions.expand(len(batch), -1), masks)
         return result if tokens.dim() == 2 else only_sequence(result)
 
     def _replayed(self, record: torch.fx.GraphModule, inputs: Sequence[Tensor], **options: Any) -> Callable[..., Any]:
@@ -83,8 +77,7 @@ class TracedStep:
         self._made = True
         # Set globally, not as an option of `torch.compile`: Dynamo itself must know, to keep weights out of the inputs.
         with config.patch(freezing=True):
-            result: Pass = self._step(tokens, positions, masks)
-        return result
+            return self._step(tokens, positions, masks)
 
 
 def recorded(function: Callable[..., Result], **options: Any) -> Callable[..., Result]:
@@ -98,5 +91,4 @@ def recorded(function: Callable[..., Result], **options: Any) -> Callable[..., R
     code = function.__code__.replace()
     own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     kept: dict[str, Any] = {"guard_filter_fn": lambda guards: [guard.guard_type == "SHAPE_ENV" for guard in guards]}
-    result: Callable[..., Result] = torch.compile(own, fullgraph=True, options=kept, **options)
-    return result
+    return torch.compile(own, fullgraph=True, options=kept, **options)
