@@ -333,10 +333,8 @@ def attention_windows(config: Any, name: str, recurrent: Sequence[LayerKind] = (
 
 
 def recurrent_kinds(config: Any, name: str) -> tuple[LayerKind, ...]:
-    """Return the kind of each layer of a model that keeps states which cannot be cut; of any other model nothing.
-
-    Raises:
-        ModelLoadError: the installed transformers is too old for such a model.
+    """Return the kind of each layer of a model that keeps states which cannot be cut; of any other model nothing. Raise
+    ModelLoadError where the installed transformers is too old for such a model.
     """
     kinds = set(getattr(config, "layer_types", None) or ()) & {*RECURRENT, *HYBRID}
     if not kinds:

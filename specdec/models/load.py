@@ -164,11 +164,7 @@ def _finite(weight: torch.Tensor) -> bool:
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:
-    """Load the model's tokenizer; None if the folder or the GGUF file has none.
-
-    Raises:
-        ModelLoadError: the tokenizer is broken.
-    """
+    """Load the model's tokenizer; None if the folder or the GGUF file has none, ModelLoadError if it is broken."""
     if is_gguf(name):
         return load_gguf_tokenizer(name)
     folder = Path(name)

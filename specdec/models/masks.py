@@ -42,12 +42,8 @@ class MaskBuffers:
     """Additive masks of one model: every token sees the prefix, its ancestors and itself, within its window."""
 
     def __init__(self, windows: Mapping[str, int | None], dtype: torch.dtype, device: torch.device) -> None:
-        """
-        Args:
-            windows: for each kind of attention layer, how many tokens back it sees (or an `AttentionChunk`); None for
-                all.
-
-        With `aligned`, as on a GPU, a mask is a copy whose lines begin where its kernels can read them.
+        """Take how many tokens back each kind of attention layer sees (or an `AttentionChunk`); None for all. With
+        `aligned`, as on a GPU, a mask is a copy whose lines begin where its kernels can read them.
         """
         self._windows, self._dtype, self._device = dict(windows), dtype, device
         self.aligned = device.type == "cuda"

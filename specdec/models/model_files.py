@@ -79,10 +79,8 @@ def is_gguf(name: str) -> bool:
 
 
 def gguf_in(folder: Path) -> str:
-    """Return the one GGUF file of a folder that holds no other model; "" where there is none.
-
-    Raises:
-        ModelLoadError: there are several.
+    """Return the one GGUF file of a folder that holds no other model; "" where there is none. Raise ModelLoadError for
+    several.
     """
     files = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
     if len(files) > 1:
@@ -92,10 +90,8 @@ def gguf_in(folder: Path) -> str:
 
 
 def installed_smollm2() -> str:
-    """Return the GGUF file of SmolLM2-135M-Instruct in its installed package, of which nothing is imported or run.
-
-    Raises:
-        ModelLoadError: the package is not installed.
+    """Return the GGUF file of SmolLM2-135M-Instruct in its package, of which nothing is imported or run; ModelLoadError
+    where that is not installed.
     """
     try:
         files = importlib.metadata.files(_PACKAGE) or []

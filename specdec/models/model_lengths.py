@@ -147,10 +147,8 @@ def _trim(config: Any) -> None:
 
 
 def _with_weights(model: Any, config: Any) -> Any:
-    """Return a model of the same class with another configuration over the same weights.
-
-    Raises:
-        RuntimeError: weights are missing, or of another shape.
+    """Return a model of the same class with another configuration over the same weights; RuntimeError where some are
+    missing, or of another shape.
     """
     with no_init_weights():  # memory that is not written takes no place
         twin = type(model)._from_config(config, dtype=model.dtype)

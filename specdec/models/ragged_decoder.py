@@ -83,11 +83,7 @@ class RaggedCache(Cache):
         self.rows: dict[int, int] = {}
 
     def take(self, slot: int) -> None:
-        """Give a slot to a new text, of length 0; what the slot held before is forgotten.
-
-        Raises:
-            ValueError: a number that is no slot.
-        """
+        """Give a slot to a new text, of length 0; what it held before is forgotten. ValueError for what is no slot."""
         if not 0 <= slot < self.slots:
             raise ValueError(f"slot {slot} is not one of the {self.slots} slots")
         self.release(slot)
@@ -108,9 +104,7 @@ class RaggedCache(Cache):
 
     def append(self, slots: Sequence[int], counts: Sequence[int], device: torch.device) -> None:
         """Prepare the next call: it evaluates `counts[b]` new tokens of the text in `slots[b]`, padded to the longest.
-
-        Raises:
-            IndexError: a text becomes longer than the capacity.
+        IndexError if a text becomes longer than the capacity.
         """
         starts = [self.lengths[slot] for slot in slots]
         longest = max(start + count for start, count in zip(starts, counts, strict=True))

@@ -26,11 +26,7 @@ class SharedDecoder(Decoder):
     """
 
     def __init__(self, decoder: Decoder, layers: int) -> None:
-        """
-        Raises:
-            UsageError: see `partial_model`.
-            ModelLoadError: see `Decoder`.
-        """
+        """Raises UsageError: see `partial_model`; ModelLoadError: see `Decoder`."""
         model = partial_model(decoder.model, block_parts(range(layers, decoder.layers)), decoder.name)
         super().__init__(model, decoder.name, decoder.prefill_chunk)
         self.in_step, self.probed = False, decoder.probed

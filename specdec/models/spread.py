@@ -107,11 +107,7 @@ def mapped(device_map: DeviceMap) -> dict[str, Any]:
 
 
 def check_modules(model: Any, device_map: Any) -> None:
-    """Refuse a map that names modules which the model does not have: transformers would leave them out of account.
-
-    Raises:
-        UsageError: names the first such module.
-    """
+    """Raise UsageError for the first module of a map that the model does not have: transformers would ignore it."""
     if not isinstance(device_map, Mapping):
         return
     known = {name for name, _ in (*model.named_modules(), *model.named_parameters())}

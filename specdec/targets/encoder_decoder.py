@@ -41,10 +41,7 @@ class EncoderDecoder(ModelTarget):
     capabilities = TargetCapabilities(structures=EVERY_STRUCTURE, evaluations=("rows",))
 
     def __init__(self, model: Any, sampling: SamplingConfig, tokenizer: Any = None, name: str = "") -> None:
-        """
-        Args:
-            name: of the model's folder or on the hub; "" for a model that was made in memory.
-        """
+        """Take a model whose folder, or place on the hub, has this name; "" for one that was made in memory."""
         super().__init__(Seq2SeqDecoder(model, name or type(model).__name__), sampling, tokenizer, "rows")
 
     @classmethod

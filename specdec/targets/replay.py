@@ -58,10 +58,7 @@ class Replay(Target):
     capabilities = TargetCapabilities(structures=EVERY_STRUCTURE, recorded=True)
 
     def __init__(self, config: ReplayConfig, sampling: SamplingConfig) -> None:
-        """
-        Raises:
-            UsageError: a temperature above 0; and see `open_recording` and `load_cost`.
-        """
+        """Raises UsageError: a temperature above 0; and see `open_recording` and `load_cost`."""
         if not sampling.greedy:
             raise UsageError(
                 f"Bad value sampling.temperature={sampling.temperature}: target=replay knows the tokens that were "
@@ -85,11 +82,7 @@ class Replay(Target):
         self._context, self._position = 0, 0
 
     def stream(self, prompt: Sequence[int]) -> Stream:
-        """Return the stream that begins with `prompt`.
-
-        Raises:
-            UsageError: no stream does.
-        """
+        """Return the stream that begins with `prompt`; UsageError if none does."""
         found = self._by_prompt.get(tuple(prompt))
         if found is None:
             raise UsageError(

@@ -217,11 +217,7 @@ class Target(ABC):
 
     @property
     def hidden(self) -> HiddenStates:
-        """The target's hidden states and weights, for what reads them.
-
-        Raises:
-            UsageError: this target has none.
-        """
+        """The target's hidden states and weights, for what reads them; UsageError where it has none."""
         raise UsageError(f"Target {type(self).__name__} gives no hidden states, which heads read: use target=causal.")
 
     @property

@@ -67,8 +67,5 @@ class HiddenStates(ABC):
     @abstractmethod
     def sequence(self, tokens: Tensor, *offsets: int) -> tuple[Tensor, Tensor]:
         """Return states [B, S, D] of these layers, side by side, and logits [B, S, V] of tokens [B, S], teacher-forced
-        and without the cache.
-
-        Raises:
-            UsageError: the model has no such layer.
+        and without the cache; UsageError if the model has no such layer.
         """
