@@ -129,7 +129,7 @@ def test_it_needs_torch_and_transformers_alone():
                 waiting += [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
     assert len(seen) > 10 and "torch" in foreign
     assert not foreign & ABSENT, "the script has to run where these are not installed"
-    brought = {"torch", "transformers", "yaml", "filelock"}  # the last two come with the first
+    brought = {"torch", "transformers", "filelock"}  # the last comes with the first
     assert foreign - set(sys.stdlib_module_names) == brought
 
 

@@ -372,9 +372,9 @@ MEASUREMENTS: dict[str, dict[str, tuple[Any, ...]]] = {  # group: result file: t
         ),
         "first_token": (
             "To the first token",
-            "From the start of a process to the first compiled token of SmolLM2: with no program in the folder and none "
-            "of torch's precompiled headers, then with all. torch keeps these headers, 300 MB, in the temporary folder. "
-            "Memory is the peak beyond that of the imports, over the weights.",
+            "From the start of a process to the first compiled token of SmolLM2: with no program in the folder and none"
+            " of torch's precompiled headers, then with all. torch keeps these headers, 300 MB, in the temporary "
+            "folder. Memory is the peak beyond that of the imports, over the weights.",
             _lines(
                 "start, ",
                 "start={rest} | seconds={seconds:.1f} | programs, MB={files_mb:.0f} | memory over weights="
