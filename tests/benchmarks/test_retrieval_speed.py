@@ -65,7 +65,7 @@ def test_time_of_a_query(folder, shape, log_figure):
     drafter.start(TextStart(tokens[:50], 0))
     for token in tokens[50:1550]:
         drafter.commit([token])
-        queries.append(seconds_of(partial(store.continuations, drafter._text[-16:], 2, 16, structure.gamma, 64)))
+        queries.append(seconds_of(partial(store.continuations, drafter._text[-16:], 2, structure.gamma, 64)))
         drafts.append(seconds_of(partial(drafter.draft, structure)))
         found += len(drafter.draft(structure)) > 0
     query, draft = in_microseconds(queries), in_microseconds(drafts)

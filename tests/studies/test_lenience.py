@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from oracles.acceptance import beta
 
-from specdec.studies import lenience as module
+from specdec.replay.expected_rounds import TextReplay
 
 LAW = [[0.45, 0.35, 0.2], [0.1, 0.35, 0.55], [0.5, 0.2, 0.3]]
 TOKENS = "prompts.tokens=[[0,1,2,0,1,2],[1,2,2,1,2],[2,0,1,2,0]]"
@@ -52,17 +52,17 @@ def test_alpha_is_the_mean_of_the_rules_chance_along_the_plain_text(on_table, mo
     """A point-mass drafter: sum min(p / l, q) is min(1, p / l) of its token, and greedily 0 or 1."""
     seen = []
 
-    def spy(drafter, target, structure, text, request, **rest):
-        along = original(drafter, target, structure, text, request, **rest)
-        seen.append((target.sampling.temperature, tuple(request.prompt), tuple(text), along, rest["rule"]))
+    def spy(replay, rule):
+        along = original(replay, rule)
+        seen.append((replay.target.sampling.temperature, tuple(replay.request.prompt), tuple(replay.text), along))
         return along
 
-    original = module.agreement
-    monkeypatch.setattr(module, "agreement", spy)
+    original = TextReplay.agreement
+    monkeypatch.setattr(TextReplay, "agreement", spy)
     _, tables = on_table("study.forms=[sampled]", drafter=NGRAM)
     assert len(seen) == 3 * 3 and {each[0] for each in seen} == {1.0}
     law = np.array(LAW)
-    for place, (_, prompt, text, along, _) in enumerate(seen):
+    for place, (_, prompt, text, along) in enumerate(seen):
         lenience = (1.0, 0.5, 0.1)[place % 3]
         lasts = [prompt[-1], *text[:-1]]
         reachable = [{0.0, *beta(law[last], np.eye(3), lenience)} for last in lasts]
