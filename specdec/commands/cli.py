@@ -35,7 +35,7 @@ C = TypeVar("C", bound=RunConfig)
 os.environ["HYDRA_FULL_ERROR"] = "1"
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # What torch and transformers import makes a million objects that stay: to look through them for cycles as often as
-# Python does would take an eighth of the start.
+# Python does takes half a second of every start.
 gc.set_threshold(50_000)
 
 SWEEPING = ("-m", "--multirun")
