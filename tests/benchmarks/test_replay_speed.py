@@ -31,7 +31,7 @@ from specdec.verifiers import verifiers
 
 pytestmark = pytest.mark.benchmark
 PROMPT, LENGTH, STREAMS = 300, 512, 40
-KEY = GenerationKey("", "some", 4, 0, "", "")
+PLACE = GenerationKey("", "some", 4, 0, "", "")
 
 
 def loop(length: int, dice: random.Random) -> list[int]:
@@ -140,7 +140,7 @@ def test_the_loop_and_the_walk_side_by_side(
         ("walk", lambda request: decode_by_walking([arm], request, target.clock())[0]),
     ):
         began = time.process_time()
-        rounds = [round_table(KEY, decode(request), target.clock()) for request in requests]
+        rounds = [round_table(PLACE, decode(request), target.clock()) for request in requests]
         tokens = sum(request.max_new_tokens for request in requests)
         rates[kind] = round(tokens / (time.process_time() - began))
         assert sum(map(len, rounds)) > 0
