@@ -165,7 +165,7 @@ def curves_section(run: Run) -> Section:
         table, lines = run.points(quantity), run.lines(quantity)
         points = dict(zip(table["gamma"], table["value"], strict=True))
         gamma = next((at for at in points if at == run.primary_gamma), next(iter(points)))
-        # What models expect there, and what was measured.
+        # The title says what the models expect at that gamma, and what was measured.
         expected = [f"{lines[key][gamma]:.2f} {said}" for key, said in TITLED.items() if gamma in lines.get(key, {})]
         clock = "on that clock" if label.startswith("simulated") else "measured"
         seen = ", ".join([*expected, f"{points[gamma]:.2f} {clock}"])

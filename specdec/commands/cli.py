@@ -34,8 +34,8 @@ C = TypeVar("C", bound=RunConfig)
 # Hydra's own handler would print its trace helper and always exit with 1; we want its exceptions as they are.
 os.environ["HYDRA_FULL_ERROR"] = "1"
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-# What torch and transformers import makes a million objects that stay: to look through them for cycles as often as
-# Python does takes half a second of every start.
+# Imports of torch and transformers make a million objects that stay: to look through them for cycles as often as Python
+# does takes half a second of every start.
 gc.set_threshold(50_000)
 
 SWEEPING = ("-m", "--multirun")

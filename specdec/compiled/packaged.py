@@ -183,7 +183,7 @@ def compiled(program: GraphModule, **options: Any) -> str:
     with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), two_at_a_time():
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch of its own
         try:
-            # To ask the compiler first which of the processor's instructions it knows takes up to 15 s.
+            # inductor would first ask the compiler which of the processor's instructions it knows, for up to 15 s.
             return with_settings(**{"cpp.vec_isa_ok": True})
         except CppCompileError:
             valid_vec_isa_list.cache_clear()

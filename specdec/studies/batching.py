@@ -227,7 +227,7 @@ class _Rig:
             name: batch_drafter(drafter, parts.target, largest)
             for name, drafter in [*made.items(), (PLAIN[0], NoDrafter())]
         }
-        # Of calls for the cost model; none where there is no arithmetic to explain.
+        # The cost model is fitted to calls behind so many tokens; a target without arithmetic has none to explain.
         self.contexts = measurement.cost_contexts if parts.target.products() else []
         room = parts.target.room(chain_tree(max(gamma for _, gamma in (PLAIN, *arms))))
         written = len(parts.longest_prompt.tokens) + parts.limit + room

@@ -3,10 +3,14 @@
 import threading
 
 import pytest
+import torch
 from torch._inductor import codecache
 from torch._inductor.cpp_builder import CppBuilder
+from torch._inductor.exc import CppCompileError
 
 from specdec.compiled.compiler_calls import two_at_a_time
+from specdec.compiled.layers import product
+from specdec.compiled.packaged import compiled
 
 
 class Builder(CppBuilder):
@@ -66,3 +70,16 @@ def test_the_headers_of_both_sources_are_made_side_by_side(monkeypatch):
         assert codecache._precompile_header("wrapper.h", "command", min_optimize=True, **options) == "wrapper.h"
         codecache._precompile_header(of_kernels, "command", **options)
     assert asked[2] == (of_kernels, "command", options) and asked[2] in asked[:2]
+
+
+def test_a_compiler_older_than_the_processor_is_asked_what_it_knows_once_it_fails(monkeypatch):
+    asked = []
+
+    def aot_compile(program, given, options):
+        asked.append(options.get("cpp.vec_isa_ok"))
+        if asked == [True]:
+            raise CppCompileError(["g++"], "unrecognized option")
+        return "library"
+
+    monkeypatch.setattr(torch._inductor, "aot_compile", aot_compile)
+    assert compiled(product(torch.ones(4, 2)).program) == "library" and asked == [True, None]
