@@ -106,7 +106,7 @@ def models_are_probed_once() -> Iterator[None]:
 
     from specdec.code_version import code_hash
     from specdec.models import probe as probing  # after HF_HUB_OFFLINE was set
-    from specdec.models.probed import Probed
+    from specdec.models.decoder import Probed
 
     folder, examine = Path(os.environ["SPECDEC_CACHE"], "tiny_models"), probing.probe
     folder.mkdir(parents=True, exist_ok=True)

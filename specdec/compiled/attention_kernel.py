@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch._inductor import ir
-from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
 from torch._inductor.lowering import lowerings
 
-from specdec.compiled import cache_attention  # noqa: F401, which defines the operation
+from specdec.compiled import operations  # noqa: F401, which defines the operation
 from specdec.compiled.own_template import OwnTemplate
 
 _ROWS = 8  # at most so many rows at once: their sums stay in the processor's registers
@@ -26,7 +25,7 @@ struct {{name}} {
     using Number = {{number}};
     using Vector = at::vec::Vectorized<Number>;
     static constexpr int64_t LANES = Vector::size(), ROWS = {{rows_at_once}}, KEYS = {{keys_at_once}};
-    static constexpr int64_t HEAD = {{head}}, VALUE = {{value_size}};
+    static constexpr int64_t HEAD = {{kernel.size(query, 3)}}, VALUE = {{kernel.size(value, 3)}};
     static constexpr int64_t HEAD_VECTORS = (HEAD + LANES - 1) / LANES, VALUE_VECTORS = (VALUE + LANES - 1) / LANES;
 
     // A token and head: its scaled query, and what the keys so far gave. Weights are relative to the largest score.
@@ -228,44 +227,6 @@ extern "C"
 """
 
 
-class AttentionKernel(OwnTemplate):
-    """The kernel as code.
-
-    Args:
-        input_nodes: query [1, H, N, head], key [1, G, S, head], value [1, G, S, v] and additive mask [1, 1, N, S], in
-            memory, their last dimensions number by number.
-        layout: of the result, [1, N, H, v].
-        scaling: of the scores.
-    """
-
-    def __init__(self, input_nodes: list[Any], layout: ir.Layout, scaling: float) -> None:
-        super().__init__("attention", input_nodes, layout, torch.get_num_threads())
-        self._scaling = scaling
-
-    def render(self, **given: Any) -> str:
-        """Return the code, with names in place of the nodes that inductor gives."""
-        kernel, output = given["kernel"], given.get("template_buffer_node") or self.output_node
-        query, key, value, mask = self.input_nodes
-        dtype = key.get_dtype()
-        return self._template_from_string(_KERNEL).render(
-            template=self,
-            kernel=kernel,
-            query=query,
-            key=key,
-            value=value,
-            mask=mask,
-            output=output,
-            number=DTYPE_TO_CPP[torch.float64 if dtype == torch.float64 else torch.float32],
-            half={torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype),
-            head=kernel.size(query, 3),
-            value_size=kernel.size(value, 3),
-            scaling=repr(self._scaling),
-            rows_at_once=_ROWS,
-            keys_at_once=_KEYS,
-            threads=self.num_threads,
-        )
-
-
 def _in_memory(node: Any) -> Any:
     """Return a node that is computed and lies in memory, its last dimension number by number."""
     node = ir.ExternKernel.realize_input(node)
@@ -274,10 +235,23 @@ def _in_memory(node: Any) -> Any:
 
 
 def _lowered(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Any:
-    nodes = [_in_memory(each) for each in (query, key, value, mask)]
-    _, heads, tokens, _ = nodes[0].get_size()
-    layout = ir.FixedLayout(nodes[0].get_device(), nodes[0].get_dtype(), [1, tokens, heads, nodes[2].get_size()[3]])
-    return AttentionKernel(nodes, layout, scaling).generate().output_node()
+    query, key, value, mask = nodes = [_in_memory(each) for each in (query, key, value, mask)]
+    _, heads, tokens, _ = query.get_size()
+    template = OwnTemplate(
+        "attention",
+        _KERNEL,
+        nodes,
+        [1, tokens, heads, value.get_size()[3]],
+        query=query,
+        key=key,
+        value=value,
+        mask=mask,
+        half={torch.float16: "fp16", torch.bfloat16: "bf16"}.get(key.get_dtype()),
+        scaling=repr(scaling),
+        rows_at_once=_ROWS,
+        keys_at_once=_KEYS,
+    )
+    return template.generate().output_node()
 
 
 # From the import of this module on, inductor compiles the operation as the kernel.

@@ -13,6 +13,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from specdec.models.arithmetic import format_name
+from specdec.models.cache import KVCache
+from specdec.models.decoder import Decoder
+from specdec.models.forward_pass import Pass
+from specdec.models.masks import Masks
+
 # A program takes its inputs away, so each is given as a new handle. The first values are tokens and places, [1, N]
 # integers, and masks, [1, 1, N, S].
 SOURCE = r"""
@@ -76,16 +82,20 @@ class ProgramCall(NamedTuple):
     outputs: Sequence[str]
 
 
-class CallSequence:
-    """The calls of a pass with their programs, tensors that stay, and what they have made."""
+class PackagedStep:
+    """A decoder's pass on any number of tokens that reads and writes one cache: the calls of compiled programs, tensors
+    that stay, and what the calls have made.
+    """
 
-    def __init__(self, library: Path, calls: Sequence[ProgramCall], kinds: Sequence[str], dtype: torch.dtype) -> None:
+    def __init__(self, library: Path, calls: Sequence[ProgramCall], decoder: Decoder, cache: KVCache) -> None:
         """
         Args:
             library: the walk itself, compiled (see `write_sequence`).
-            kinds: names of the masks.
-            dtype: of the masks.
+            calls: the last one makes the logits and nothing else.
         """
+        self._number, self._cache, kinds, kept = len(calls), cache, list(decoder.windows), decoder.kept
+        layers = len(calls) - 2 - (0 in kept)
+        self._states = ["states" if offset == 0 else f"states {layers - offset}" for offset in kept]
         names = ["tokens", "places", *kinds, *(name for call in calls for name in call.outputs)]
         tensors = [each for call in calls for each in call.inputs if isinstance(each, Tensor)]
         self._slots = {name: slot for slot, name in enumerate(names)}
@@ -100,27 +110,29 @@ class CallSequence:
             numbers += [self._slots[each] for each in call.outputs]
         self._calls = (ctypes.c_int64 * len(numbers))(*numbers)
         self._given = (ctypes.c_void_p * (2 + len(kinds)))()
-        types = [getattr(_torch(), f"aoti_torch_dtype_{name}")() for name in ("int64", str(dtype).partition(".")[2])]
+        formats = ("int64", format_name(decoder.model.dtype))  # of tokens and places, and of masks
+        types = [getattr(_torch(), f"aoti_torch_dtype_{name}")() for name in formats]
         self._walk = ctypes.CDLL(str(library)).walk
         pointer, short, long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
         self._walk.argtypes = (pointer, pointer, long, pointer, pointer, long, short, short, long, long)
         self._options = (len(kinds), *types)
 
-    def __call__(self, given: Sequence[Tensor], calls: int) -> None:
-        """Make the first of the calls.
-
-        Args:
-            given: tokens and places [N] and the masks [1, 1, N, S], contiguous.
+    def __call__(self, tokens: Tensor, positions: Tensor, masks: Masks, unread: bool = False) -> Pass:
+        """Evaluate tokens [N] at positions [N]; with `unread`, nobody reads the logits, which are then empty.
 
         Raises:
             RuntimeError: a program failed.
         """
+        # Contiguous, because the strides of a view of the mask's buffer depend on the buffer.
+        given = [tokens.contiguous(), positions, *(mask.contiguous() for mask in masks.values())]
         self._given[:] = [each.data_ptr() for each in given]
-        fault = self._walk(
-            _functions(), self._calls, calls, self._values, self._given, *self._options, *given[-1].shape[2:]
-        )
-        if fault:
+        number, sizes = self._number - unread, given[-1].shape[2:]
+        if self._walk(_functions(), self._calls, number, self._values, self._given, *self._options, *sizes):
             raise RuntimeError("a compiled program failed")
+        self._cache.length = given[-1].shape[-1]
+        logits = tokens.new_empty(0, 0) if unread else self.take("logits")[0]
+        states = [self.take(name)[0] for name in self._states]
+        return Pass(logits, None if not states else states[0] if len(states) == 1 else torch.cat(states, -1))
 
     def take(self, name: str) -> Tensor:
         """Return a value that the last calls made, which is then gone."""

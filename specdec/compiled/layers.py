@@ -16,9 +16,9 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from specdec.compiled.cache_attention import attention_by_kernel
-from specdec.compiled.few_products import use_products
+from specdec.compiled.operations import attention_by_kernel, use_products
 from specdec.models.cache import KVCache
+from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import Pass, run_model
 from specdec.models.partial import blocks_of
 
@@ -49,22 +49,19 @@ class Call(NamedTuple):
     outputs: Sequence[str]
 
 
-def cut(model: Any, name: str, cache: KVCache, windows: Mapping[str, int | None], kept: Sequence[int]) -> list[Call]:
-    """Return the calls that make up a pass on any number of tokens, in order.
+def cut(decoder: Decoder, cache: KVCache) -> list[Call]:
+    """Return the calls that make up a decoder's pass on any number of tokens, in order, over a cache that has its
+    buffers, of which the first copy is used.
 
-    Args:
-        name: of the model, for messages.
-        cache: has its buffers, of which the first copy is used.
-        windows: for each kind of attention layer, how many tokens back it sees; None for all.
-        kept: layers whose states are wanted (see `run_model`).
     Raises:
         Uncuttable: see there.
         Exception: torch cannot export a part; it raises some ten unrelated types.
     """
-    blocks = list(blocks_of(model, name))
+    model, windows = decoder.model, list(decoder.windows)
+    blocks = list(blocks_of(model, decoder.name))
     paths = {module: path for path, module in model.named_modules()}
     with torch.inference_mode(False), torch.no_grad(), attention_by_kernel(model):
-        form = _Form(model, blocks, list(windows))
+        form = _Form(model, blocks, windows)
         head, places = _Head(form), torch.arange(_TOKENS).unsqueeze(0)
         exported = _exported(
             "head", head, ["tokens", "places", *windows], places + 1, places + _PREFIX, form.masks(_TOKENS)
@@ -74,20 +71,21 @@ def cut(model: Any, name: str, cache: KVCache, windows: Mapping[str, int | None]
         examples = {each: _example(value) for each, value in zip(names, exported.values, strict=True)}
         calls, kinds = [call], dict[Hashable, _Exported]()
         for index, (block, taken) in enumerate(zip(blocks, head.called.taken, strict=True)):
-            slots = _slots(block)
+            place = _place(block)
+            slots = () if place is None else (f"keys {place}", f"values {place}")
             whole = with_tensors(model, cache, slots)
             arguments = str((taken.leaves, taken.structure))
             kind = (_kind(block), arguments, *((buffer.shape[1::2], buffer.dtype) for buffer in whole))
             own = ["states", *(f"given {number}" for number in range(len(taken.names))), "keys", "values"]
             if kind not in kinds:
                 buffers = [buffer.new_zeros(1, buffer.shape[1], _CAPACITY, buffer.shape[3]) for buffer in whole]
-                tensors = [examples[each] for each in taken.names]
-                kinds[kind] = _exported("layer", _Layer(block, taken), own, examples["states 0"], tensors, buffers)
+                part, tensors = _Layer(block, taken, place), [examples[each] for each in taken.names]
+                kinds[kind] = _exported("layer", part, own, examples["states 0"], tensors, buffers)
             values = [f"states {index}", *(made[each] for each in taken.names), *slots]
             given = dict(zip(own, values, strict=False))
             calls.append(kinds[kind].call(f".{paths[block]}", [f"states {index + 1}"], given)[0])
         # Apart, because a prefill has a use for the states and none for logits.
-        made_last: Sequence[Made] = ("states", "logits") if 0 in kept else ("logits",)
+        made_last: Sequence[Made] = ("states", "logits") if 0 in decoder.kept else ("logits",)
         for value in made_last:
             exported = _exported("tail", _Tail(form, value), ["states"], examples["states 0"])
             calls.append(exported.call("", [value], {"states": f"states {len(blocks)}"})[0])
@@ -224,14 +222,14 @@ class _Head(nn.Module):
 class _Layer(nn.Module):
     """A layer, whose part of the cache is an argument that it writes into."""
 
-    def __init__(self, block: nn.Module, taken: _Taken) -> None:
+    def __init__(self, block: nn.Module, taken: _Taken, place: int | None) -> None:
         super().__init__()
-        self.block, self._taken = block, taken
+        self.block, self._taken, self._place = block, taken, place or 0
 
     def forward(self, states: Tensor, tensors: list[Tensor], buffers: Sequence[Tensor]) -> Tensor:
-        cache = _OneLayer(1, _CAPACITY)
+        cache = KVCache(self._place + 1, _CAPACITY)
         if buffers:
-            (layer,) = cache.layers
+            layer = cache.layers[self._place]
             layer.keys, layer.values = buffers
             layer.dtype, layer.device, layer.is_initialized = layer.keys.dtype, layer.keys.device, True
             mask = next(each for each in tensors if each.dim() == 4)  # [1, 1, N, prefix + N]
@@ -255,24 +253,12 @@ class _Tail(nn.Module):
         return getattr(result, self._made)
 
 
-class _OneLayer(KVCache):
-    """A cache for any one layer."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **options: object
-    ) -> tuple[Tensor, Tensor]:
-        return self.layers[0].update(key_states, value_states)
-
-
-def _slots(block: nn.Module) -> tuple[str, ...]:
-    """Return the names of a layer's keys and values in the cache; none for one without attention."""
+def _place(block: nn.Module) -> int | None:
+    """Return the number of a layer's part of the cache; None for one without attention."""
     places = {module.layer_idx for module in block.modules() if hasattr(module, "layer_idx")}
-    if not places:
-        return ()
     if len(places) > 1:
         raise Uncuttable("a layer holds several attentions")
-    (place,) = places
-    return f"keys {place}", f"values {place}"
+    return next(iter(places), None)
 
 
 def _kind(block: nn.Module) -> Hashable:

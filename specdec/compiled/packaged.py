@@ -4,27 +4,29 @@ A program holds no weight, so it serves every model of its shape, and is a file 
 loads within a second. A pass serves every number of tokens, every length of the prefix, and trees.
 """
 
+import ctypes
 import logging
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from specdec.compiled.call_sequence import SOURCE, CallSequence, ProgramCall, write_sequence
-from specdec.compiled.compiler_calls import two_at_a_time
+from specdec.compiled.call_sequence import SOURCE, PackagedStep, ProgramCall, write_sequence
 from specdec.compiled.layers import Call, cut, made_of, product, with_tensors
 from specdec.compiled.packages import PackageFolder, machine_identity
-from specdec.compiled.weight_layout import lay_out
 from specdec.models.cache import KVCache
 from specdec.models.decoder import Decoder
-from specdec.models.forward_pass import Pass
-from specdec.models.masks import Masks
+from specdec.replaced import replaced
 
 logger = logging.getLogger(__name__)
 
@@ -33,32 +35,15 @@ _FORMAT = 10  # changes whenever the kernels do
 _SETTINGS: dict[str, Any] = {"cpp.min_chunk_size": 1 << 20}
 # Seconds on two cores of a Xeon that are not quite quiet: what torch's headers and its import take, and a program.
 _ONCE_S, _PROGRAM_S = 12.0, 9.0
+_LINE, _PAGE = 64, 2 << 20  # bytes
+_HELD = 64 << 20  # bytes of freed weights that the C library may hold before it is asked to give them back
+_HUGE_PAGES, _COLLAPSE = 14, 25  # as `madvise` of Linux calls them
+
+_laid_at: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # the address of each weight that was laid out
 
 
 class CompilesLong(Exception):
     """Compiling would take longer than is allowed; the message is a clause."""
-
-
-class PackagedStep:
-    """A compiled pass on any number of tokens that reads and writes one cache."""
-
-    def __init__(self, walk: CallSequence, calls: int, states: Sequence[str], cache: KVCache) -> None:
-        """
-        Args:
-            calls: number of the calls of the walk; the last one makes the logits and nothing else.
-            states: names of the values that are the states of the layers that are kept.
-        """
-        self._walk, self._calls, self._states, self._cache = walk, calls, states, cache
-
-    def __call__(self, tokens: Tensor, positions: Tensor, masks: Masks, unread: bool = False) -> Pass:
-        """Evaluate tokens [N] at positions [N]; with `unread`, nobody reads the logits, which are then empty."""
-        # Contiguous, because the strides of a view of the mask's buffer depend on the buffer.
-        given = [tokens.contiguous(), positions, *(mask.contiguous() for mask in masks.values())]
-        self._walk(given, self._calls - unread)
-        self._cache.length = given[-1].shape[-1]
-        logits = tokens.new_empty(0, 0) if unread else self._walk.take("logits")[0]
-        states = [self._walk.take(name)[0] for name in self._states]
-        return Pass(logits, None if not states else states[0] if len(states) == 1 else torch.cat(states, -1))
 
 
 def making_s(decoder: Decoder, packages: PackageFolder) -> float:
@@ -86,15 +71,15 @@ def packaged_step(
         CompilesLong: see `PackageFolder.seconds`.
         Exception: the pass cannot be cut, exported or compiled; torch and the compiler raise some ten unrelated types.
     """
-    model, windows, kept = decoder.model, decoder.windows, decoder.kept
+    model = decoder.model
     with torch.inference_mode(False):
         lay_out(model)
     shape = _shape(decoder)
-    depends = {**shape, "made of": made_of(model, kept)}
+    depends = {**shape, "made of": made_of(model, decoder.kept)}
     calls: Sequence[tuple[str, Sequence[Any], Sequence[str]]] | None = packages.recall(depends)
     trust = None
     if calls is None or not all(packages.has(file) for file in {file for file, _, _ in calls}):
-        made = cut(model, decoder.name, cache, windows, kept)
+        made = cut(decoder, cache)
         files = _packages({id(call.program): call for call in made}, model.config.model_type, packages)
         calls = [(files[id(call.program)].name, call.inputs, call.outputs) for call in made]
         constants = any(not isinstance(each, str) for _, inputs, _ in calls for each in inputs)
@@ -104,11 +89,9 @@ def packaged_step(
         ProgramCall(packages.path / file, with_tensors(model, cache, inputs), outputs)
         for file, inputs, outputs in calls
     ]
-    walk = CallSequence(library, opened, list(windows), model.dtype)
+    step = PackagedStep(library, opened, decoder, cache)
     packages.remember(shape, True)
-    layers = len(calls) - 2 - (0 in kept)
-    states = ["states" if offset == 0 else f"states {layers - offset}" for offset in kept]
-    return PackagedStep(walk, len(calls), states, cache), trust
+    return step, trust
 
 
 def packaged_product(weight: Tensor, packages: PackageFolder) -> Callable[[Tensor, Tensor], Tensor]:
@@ -133,8 +116,12 @@ def _packages(programs: Mapping[int, Call], kind: str, packages: PackageFolder) 
     """
     from specdec.progress import stage  # on demand: the GPU script runs where rich is not installed
 
-    wanted = {key: (f"{kind}-{call.name}", _depends(call)) for key, call in programs.items()}
-    new = [key for key, package in wanted.items() if packages.lacks(*package)]
+    machine, wanted = machine_identity(), dict[int, tuple[str, dict[str, Any]]]()
+    for key, call in programs.items():
+        inputs = [(str(each.shape), str(each.stride()), str(each.dtype)) for each in _given(call.program)]
+        depends = {"format": _FORMAT, "settings": _SETTINGS, "code": call.program.code, "inputs": inputs}
+        wanted[key] = f"{kind}-{call.name}", depends | {"machine": machine}
+    new = [key for key, package in wanted.items() if not packages.has(packages.file(*package))]
     expected = _PROGRAM_S * len(new)
     if new and kind != "output":  # which is compiled behind a pass
         expected += _ONCE_S
@@ -156,17 +143,6 @@ def _packages(programs: Mapping[int, Call], kind: str, packages: PackageFolder) 
         took, megabytes = under_way.elapsed, packages.size / 1e6
         logger.info("Compiled in %.0f s; all packages in %s: %.0f MB, safe to delete.", took, packages.path, megabytes)
     return {key: file(key) for key in wanted}
-
-
-def _depends(call: Call) -> dict[str, Any]:
-    """Return all that the machine code of a program depends on."""
-    return {
-        "format": _FORMAT,
-        "settings": _SETTINGS,
-        "code": call.program.code,
-        "inputs": [(str(each.shape), str(each.stride()), str(each.dtype)) for each in _given(call.program)],
-        "machine": machine_identity(),
-    }
 
 
 def compiled(program: GraphModule, **options: Any) -> str:
@@ -193,3 +169,90 @@ def compiled(program: GraphModule, **options: Any) -> str:
 def _given(program: GraphModule) -> tuple[Any, ...]:
     """Return the inputs of a program as they were in its example call."""
     return tuple(node.meta["val"] for node in program.graph.find_nodes(op="placeholder"))
+
+
+@contextmanager
+def two_at_a_time() -> Iterator[None]:
+    """Have `torch._inductor.aot_compile` make a program's headers, and then its sources, side by side in this context:
+    by itself torch makes one after another, on one core, of seven seconds each and eight for the longer source, on two
+    cores of a Xeon. A torch that calls the compiler in another way still does.
+    """
+    from torch._inductor import codecache
+    from torch._inductor.cpp_builder import CppBuilder
+
+    build, precompile = CppBuilder.build, codecache._precompile_header
+    sources = list[Future[None]]()
+
+    def start(*call: Any, **options: Any) -> Future[Any]:
+        return others.submit(copy_context().run, *call, **options)  # inductor's settings belong to a context
+
+    def build_beside(builder: CppBuilder) -> None:
+        file = builder.get_target_file_path()
+        if file.endswith(".wrapper.o"):
+            sources.append(start(build, builder))
+            return
+        if file.endswith(".so"):  # of which it is a part
+            while sources:
+                sources.pop().result()
+        build(builder)
+
+    def precompile_beside(header: str, command: str, **options: Any) -> str:
+        other = codecache._get_cpp_prefix_header(options["device_type"])
+        if other is not None and header != other:
+            # torch asks for the other one next, waits for it then, and meets what goes wrong with it.
+            start(precompile, other, command, **{key: options[key] for key in options if key != "min_optimize"})
+        return precompile(header, command, **options)
+
+    with (
+        ThreadPoolExecutor(1) as others,
+        replaced(CppBuilder, build=build_beside),
+        replaced(codecache, _precompile_header=precompile_beside),
+    ):
+        yield
+
+
+def lay_out(model: nn.Module) -> None:
+    """Move all weights of a model on a CPU that were not moved yet, in their order, into one piece of memory in the
+    largest pages that the system has. They stay the same objects. A call on one token reads all weights once, and from
+    pieces in pages of 4 KB that takes up to half as long again, on a virtual machine: 135 million float32 weights 26 ms
+    a call instead of 13.
+
+    Each is freed when it was moved and given back to the system, and one too large to be held twice stays where it is
+    if the system can make large pages there (Linux 6.1), so that no second copy of the model is held.
+    """
+    weights = [each for each in model.parameters() if _laid_at.get(each) != each.data_ptr() and each.is_contiguous()]
+    _give_back()  # what loading the model has freed
+    large = {each.data_ptr() for each in weights if each.nbytes > _HELD and _advise(each, _COLLAPSE)}
+    sizes = {(each.data_ptr(), each.nbytes): -(-each.nbytes // _LINE) * _LINE for each in weights}
+    sizes = {key: size for key, size in sizes.items() if key[0] not in large}
+    memory = torch.empty(sum(sizes.values()) + 2 * _PAGE, dtype=torch.uint8)
+    _advise(memory, _HUGE_PAGES)
+    place, freed = -memory.data_ptr() % _PAGE, 0
+    moved = dict[tuple[int, int], Tensor]()  # several weights may share memory
+    for weight in weights:
+        key = (weight.data_ptr(), weight.nbytes)
+        if key in sizes:
+            if key not in moved:
+                piece = memory[place : place + weight.nbytes].view(weight.dtype).view(weight.shape)
+                moved[key] = piece.copy_(weight.data)
+                place += sizes[key]
+            weight.data = moved[key].view(weight.shape)
+            freed += weight.nbytes
+        _laid_at[weight] = weight.data_ptr()
+        if freed > _HELD:
+            _give_back()
+            freed = 0
+    _give_back()
+
+
+def _advise(memory: Tensor, advice: int) -> bool:
+    """Tell the system how the whole large pages of a tensor are to be held; return whether it did so."""
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    start, end = -(-memory.data_ptr() // _PAGE) * _PAGE, (memory.data_ptr() + memory.nbytes) // _PAGE * _PAGE
+    return advise is not None and advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice) == 0
+
+
+def _give_back() -> None:
+    """Give memory that was freed back to the system."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(ctypes.c_size_t(0))

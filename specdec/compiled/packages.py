@@ -54,7 +54,7 @@ class PackageFolder:
             depends: all that the package depends on, as JSON.
             make: writes the package, a library, to a path.
         """
-        path = self._file(name, depends)
+        path = self.file(name, depends)
         if _sound(path):
             return path
         lock = path.with_suffix(".lock")
@@ -71,10 +71,6 @@ class PackageFolder:
                 lock.unlink(missing_ok=True)  # who waits for it finds the package
         return path
 
-    def lacks(self, name: str, depends: Mapping[str, Any]) -> bool:
-        """Return whether a package would have to be made now (see `package`)."""
-        return not _sound(self._file(name, depends))
-
     def remember(self, depends: Mapping[str, Any], fact: Any) -> None:
         """Keep a fact, as JSON, about what depends on these values."""
         part = self.path / f".{_digest(depends)}.{os.getpid()}"
@@ -90,11 +86,12 @@ class PackageFolder:
         except (OSError, ValueError):
             return None  # none, or a damaged one
 
-    def has(self, file: str) -> bool:
+    def has(self, file: str | Path) -> bool:
         """Return whether a package of this file name is there, and whole."""
         return _sound(self.path / file)
 
-    def _file(self, name: str, depends: Mapping[str, Any]) -> Path:
+    def file(self, name: str, depends: Mapping[str, Any]) -> Path:
+        """Return the file of a package, whether it is there or not (see `package`)."""
         return self.path / f"{name}-{_digest(depends)}.so"
 
     @property

@@ -17,16 +17,15 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 from torch.nn.functional import linear
 
-from specdec.compiled.cuda_graphs import StaticStep
-from specdec.compiled.graph_checks import step_departure, trusted
-from specdec.compiled.packaged import CompilesLong, PackagedStep, making_s, packaged_product, packaged_step
+from specdec.compiled.call_sequence import PackagedStep
+from specdec.compiled.cuda_graphs import StaticStep, trusted
+from specdec.compiled.packaged import CompilesLong, making_s, packaged_product, packaged_step
 from specdec.compiled.packages import PackageFolder
 from specdec.compiled.traced import TracedStep
 from specdec.errors import UsageError
 from specdec.models.cache import KVCache
 from specdec.models.decoder import Decoder
-from specdec.models.forward_pass import Pass
-from specdec.models.path_batch import PathBatch
+from specdec.models.forward_pass import Pass, PathBatch
 from specdec.records import Tree, chain_tree
 from specdec.signals import raise_swallowed
 
@@ -119,15 +118,15 @@ def compile_decoder(
     if sizes and not graphs:
         wanted = {1, _ANY} if max(sizes) > 1 or copies > 1 else {1}
     wanted |= {_BATCH} if copies > 1 else set()
-    made = decoder.passes
-    if made is not None and wanted <= set(made.sizes) and decoder.fits_passes(made.cache, capacity, copies):
-        return
+    made, cache = decoder.passes, decoder.cache_for_passes(capacity, copies)
+    if made is not None and cache is not None and wanted <= set(made.sizes):
+        if made.cache.over is cache.over and made.cache.holds(cache.capacity, cache.allocated):
+            return
     decoder.passes = None
-    from specdec.progress import stage  # on demand: the GPU script runs where rich is not installed
-
-    cache = decoder.cache_for_passes(capacity, copies)
     if cache is None:
         return
+    from specdec.progress import stage  # on demand: the GPU script runs where rich is not installed
+
     packages = packages or PackageFolder(None)
     passes = CompiledPasses(decoder, cache)
     decoder.cache, decoder.passes = cache, passes
@@ -145,8 +144,7 @@ def compile_decoder(
             begun = under_way.elapsed
             for made, count in enumerate(counts, 1):
                 if graphs:
-                    make = partial(StaticStep, decoder, count)
-                    graph = trusted(make, step_departure, decoder, f"a call on {count} tokens")
+                    graph = trusted(partial(StaticStep, decoder, count), decoder, f"a call on {count} tokens")
                     if graph is not None:
                         passes.steps[count] = graph
                 elif not compiled:
@@ -233,18 +231,15 @@ class CompiledPasses:
         positions = self._offsets[: sequences.shape[1]] + prefix
         if kind == _ROOTS and _ROOTS not in self.steps and prefix > 2:
             # Two sequences: the cache has more copies and more slots, and equal numbers would be taken for one.
-            self.steps[_ROOTS] = roots = self._traced(1)
+            self.steps[_ROOTS] = roots = TracedStep(self._decoder, self.cache, 1)
             roots(sequences[:2], positions, masks)
             self.cache.length = prefix  # what was written stands in a free slot
         step = self.steps.get(kind)
         return step(sequences, positions, masks) if isinstance(step, TracedStep) else None
 
-    def _traced(self, tokens: int | None) -> TracedStep:
-        return TracedStep(self._decoder.model, self.cache, tokens, self._decoder.kept)
-
     def trace(self, count: int) -> None:
         """Make the traced pass on `count` tokens."""
-        self.steps[count] = step = self._traced(None if count == _ANY else count)
+        self.steps[count] = step = TracedStep(self._decoder, self.cache, None if count == _ANY else count)
         size = 3 if count == _ANY else count  # not 2: the mask would fill its buffer, and the record rely on that
         for prefix in (2, 3):  # the first call records; the second shows that it serves other prefixes
             self.cache.length = prefix
@@ -256,7 +251,7 @@ class CompiledPasses:
 
     def trace_batches(self, copies: int) -> None:
         """Make the traced pass on batches of up to `copies` sequences."""
-        self.steps[_BATCH] = self._traced(None)
+        self.steps[_BATCH] = TracedStep(self._decoder, self.cache, None)
         for prefix, batch in ((7, 2), (8, 2), (9, copies)):  # all sizes differ: Dynamo merges equal ones
             self.cache.length = prefix
             tree = Tree((-1, 0, *[-1] * (batch - 1)))

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch._inductor import ir
-from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
 from torch._inductor.lowering import lowerings
 
-from specdec.compiled import few_products  # noqa: F401, which defines the operation
+from specdec.compiled import operations  # noqa: F401, which defines the operation
 from specdec.compiled.own_template import OwnTemplate
 
 FEW = 64  # tokens; the library is faster on more
@@ -252,52 +251,31 @@ extern "C"
 """
 
 
-class ProductsKernel(OwnTemplate):
-    """The kernel as code.
-
-    Args:
-        input_nodes: tokens [1, N, inputs], the weights, and a bias for each or none, in memory number by number.
-        layout: of the result.
-        weights: number of weights.
-    """
-
-    def __init__(self, input_nodes: list[Any], layout: ir.Layout, weights: int) -> None:
-        super().__init__("products", input_nodes, layout, torch.get_num_threads())
-        self._weights = weights
-
-    def render(self, **given: Any) -> str:
-        """Return the code, with names in place of the nodes that inductor gives."""
-        tokens, *others = self.input_nodes
-        weights, biases = others[: self._weights], others[self._weights :]
-        names = [f"weight{number}" for number in range(len(weights))]
-        names_of_biases = [f"bias{number}" for number in range(len(biases))]
-        dtype = tokens.get_dtype()
-        return self._template_from_string(_KERNEL).render(
-            template=self,
-            kernel=given["kernel"],
-            tokens=tokens,
-            given={"tokens": tokens} | dict(zip(names + names_of_biases, others, strict=True)),
-            output=given.get("template_buffer_node") or self.output_node,
-            dtype=str(dtype).removeprefix("torch."),
-            number=DTYPE_TO_CPP[torch.float64 if dtype == torch.float64 else torch.float32],
-            inputs=int(tokens.get_size()[-1]),
-            outputs=int(self.layout.size[-1]),
-            rows=[int(weight.get_size()[0]) for weight in weights],
-            weights=names,
-            biases=names_of_biases or ["nullptr"] * len(weights),
-            few=FEW,
-            ahead=_AHEAD,
-            threads=self.num_threads,
-        )
-
-
 def _lowered(tokens: Any, weights: Sequence[Any], biases: Sequence[Any]) -> Any:
     nodes = [
         ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(each)) for each in (tokens, *weights, *biases)
     ]
-    size = [*nodes[0].get_size()[:-1], sum(node.get_size()[0] for node in nodes[1 : len(weights) + 1])]
-    layout = ir.FixedLayout(nodes[0].get_device_or_error(), nodes[0].get_dtype(), size)
-    return ProductsKernel(nodes, layout, len(weights)).generate().output_node()
+    tokens, dtype = nodes[0], nodes[0].get_dtype()
+    rows = [node.get_size()[0] for node in nodes[1 : len(weights) + 1]]
+    names = [f"weight{number}" for number in range(len(weights))]
+    names_of_biases = [f"bias{number}" for number in range(len(biases))]
+    template = OwnTemplate(
+        "products",
+        _KERNEL,
+        nodes,
+        [*tokens.get_size()[:-1], sum(rows)],
+        tokens=tokens,
+        given=dict(zip(["tokens", *names, *names_of_biases], nodes, strict=True)),
+        dtype=str(dtype).removeprefix("torch."),
+        inputs=tokens.get_size()[-1],
+        outputs=sum(rows),
+        rows=rows,
+        weights=names,
+        biases=names_of_biases or ["nullptr"] * len(weights),
+        few=FEW,
+        ahead=_AHEAD,
+    )
+    return template.generate().output_node()
 
 
 # From the import of this module on, inductor compiles the operation as the kernel.

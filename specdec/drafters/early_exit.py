@@ -1,5 +1,6 @@
 """The target's own first layers as a drafter, over the target's own cache (LayerSkip 2404.16710)."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -11,8 +12,9 @@ from specdec.drafters.base.calibration import CalibrationText, CalibrationTextCo
 from specdec.drafters.base.network_drafter import Drafts
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
+from specdec.models.cache import KVCache
+from specdec.models.decoder import Decoder
 from specdec.models.partial import block_parts, blocks_of, partial_model
-from specdec.models.shared_decoder import SharedDecoder
 from specdec.progress import stage
 from specdec.records import TextStart
 from specdec.structures.base import EVERY_STRUCTURE
@@ -84,6 +86,49 @@ class EarlyExit(SmallModel):
         chosen = {"exit_layer": self.exit.layer, "layers": self._layers, "exit_layer_by": self.exit.by}
         worths = {str(layer): worth for layer, worth in self.exit.worths.items()}
         return {**super().describe(), **chosen, **({"exit_layers": worths} if worths else {})}
+
+
+class SharedDecoder(Decoder):
+    """The first layers of another decoder's model, over that decoder's cache while both are in step.
+
+    Both have lengths of their own, so that nothing has to be rolled back before the other decoder verifies. Out of
+    step, and for a text whose drafts need more slots than the other cache has, it has a cache of its own.
+
+    Attributes:
+        in_step: whether the next text is one that the other decoder has begun. Set it before `start`.
+    """
+
+    def __init__(self, decoder: Decoder, layers: int) -> None:
+        """Raises UsageError: see `partial_model`; ModelLoadError: see `Decoder`."""
+        model = partial_model(decoder.model, block_parts(range(layers, decoder.layers)), decoder.name)
+        super().__init__(model, decoder.name, decoder.prefill_chunk)
+        self.in_step, self.probed = False, decoder.probed
+        self._other = decoder
+
+    def cache_for_passes(self, capacity: int, copies: int) -> KVCache | None:
+        """Return slots of the cache that the other decoder's passes write into; None where it has none."""
+        return None if self._other.passes is None else self._other.passes.cache.shared(self.layers)
+
+    def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
+        """Begin a new text (see `Decoder.start`); nothing is evaluated where the other decoder has done it."""
+        if self.in_step and capacity <= self._other.cache.capacity:
+            self._share()
+            self.length = self._other.length
+            return prompt[-1]
+        return super().start(prompt, capacity, copies)
+
+    def follow(self) -> int:
+        if self.cache.over is None:
+            return 0
+        self._share()
+        return self._other.length
+
+    def _share(self) -> None:
+        """Use the slots of the other decoder's present cache, which may be another one than before."""
+        cache, passes = self._other.cache, self.passes
+        if self.cache.over is not cache:
+            kept = passes is not None and passes.cache.over is cache
+            self.cache = passes.cache if passes is not None and kept else cache.shared(self.layers)
 
 
 def choose_exit_layer(asked: int | Literal["auto"], config: CalibrationTextConfig, target: Causal) -> ExitLayer:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.compiled.draft_loop import Choice, StaticLoop, joined
-from specdec.compiled.graph_checks import loop_departure, trusted
+from specdec.compiled.cuda_graphs import Choice, StaticLoop, joined, trusted
 from specdec.compiled.passes import compile_decoder
 from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
@@ -152,13 +151,15 @@ class SmallModel(NetworkDrafter):
         compile_decoder(self._decoder, {1, 2}, capacity, self._compilation, packages=self._packages)
         passes = self._decoder.passes
         captures = self._compilation == "inductor" and self._device.type == "cuda" and passes and passes.sizes
-        if captures and self._decoder.loops and structure.single and structure.threshold == 0:
+        # A loop writes the slot before the root's again, which is not allowed in slots of another cache.
+        loops = captures and self._decoder.probed.static and passes.cache.over is None
+        if loops and structure.single and structure.threshold == 0:
             decoder, gamma = self._decoder, structure.gamma
 
             def loop() -> StaticLoop:
                 return StaticLoop(decoder, gamma, lambda logits, uniform: self.choose(self.align(logits), uniform))
 
-            self._loop = trusted(loop, loop_departure, decoder, f"a draft of {gamma} tokens")
+            self._loop = trusted(loop, decoder, f"a draft of {gamma} tokens")
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._begin(text.generator)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from specdec.eagle.eagle_config import EagleConfig
 from specdec.eagle.feature_network import FeatureNetwork, GatedMlp, GroupedAttention, KeysValues
-from specdec.targets.base.hidden import HiddenStates
+from specdec.targets.base.contract import HiddenStates
 
 
 class EagleLayer(nn.Module):

@@ -88,14 +88,5 @@ def format_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-_of_models: WeakKeyDictionary[Any, Arithmetic] = WeakKeyDictionary()
-
-
-def note_arithmetic(model: Any, arithmetic: Arithmetic) -> None:
-    """Keep what was asked for when a model was loaded, as long as the model lives: it knows only what it got."""
-    _of_models[model] = arithmetic
-
-
-def arithmetic_of(model: Any) -> Arithmetic | None:
-    """Return what was asked for when a model was loaded; None for one that was made in memory."""
-    return _of_models.get(model)
+# The formats of models that were loaded, as long as they live: a model knows only what it got.
+ARITHMETIC: WeakKeyDictionary[Any, Arithmetic] = WeakKeyDictionary()

@@ -13,15 +13,12 @@ from torch import Tensor
 
 from specdec.errors import is_out_of_memory
 from specdec.models.decoder import Decoder
-from specdec.models.forward_pass import static_pass
-from specdec.models.path_batch import path_batch
+from specdec.models.forward_pass import path_batch, static_pass
 from specdec.models.quantization import quantization_of
 from specdec.models.ragged_decoder import RaggedDecoder
 from specdec.models.routing import names_experts
-from specdec.models.seq2seq import Seq2SeqDecoder
+from specdec.models.seq2seq import AnyDecoder, Seq2SeqDecoder
 from specdec.records import Tree, chain_tree
-
-AnyDecoder = Decoder | Seq2SeqDecoder
 
 # The most by which logits may differ from those of a plain pass, as a share of their spread over the vocabulary. On
 # random models of 120 architectures and on the pocket models, the largest difference by rounding was 3e-6 in float32

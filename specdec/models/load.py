@@ -1,10 +1,9 @@
 """Loads transformers models that can be trusted: safetensors or GGUF, no remote code, weights present and finite."""
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,22 +12,12 @@ import torch
 
 from specdec import hub
 from specdec.errors import ModelLoadError, UsageError
-from specdec.models.arithmetic import arithmetic_of, format_name, model_arithmetic, note_arithmetic
+from specdec.models import model_files
+from specdec.models.arithmetic import ARITHMETIC, format_name, model_arithmetic
 from specdec.models.gguf_model import load_gguf_tokenizer, open_gguf
-from specdec.models.model_files import (
-    SMOLLM2,
-    check_folder,
-    check_place,
-    check_revision,
-    gguf_in,
-    has_tokenizer,
-    has_vocabulary,
-    installed_smollm2,
-    is_gguf,
-    no_tokenizer,
-)
 from specdec.models.quantization import quantization_of, recorded_quantization
 from specdec.models.spread import own_share
+from specdec.text.writing import read_json
 
 POCKET = "pocket"
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
@@ -45,9 +34,10 @@ def model_path(name: str, part: str = "target") -> str:
     """
     if name == POCKET:
         return str(Path(__file__).resolve().parent.parent / "pocket" / part)
-    if name == SMOLLM2:
-        return installed_smollm2()
-    return gguf_in(Path(name).expanduser()) or (str(Path(name).expanduser()) if name.startswith("~") else name)
+    if name == model_files.SMOLLM2:
+        return model_files.installed_smollm2()
+    path = Path(name).expanduser()
+    return model_files.gguf_in(path) or (str(path) if name.startswith("~") else name)
 
 
 def load_model(
@@ -74,17 +64,17 @@ def load_model(
         ModelLoadError: missing or truncated files, missing layers, mismatched shapes, NaN weights, remote code, a model
             of the wrong kind; UsageError for a revision of a folder.
     """
-    check_revision(name, revision)
+    model_files.check_revision(name, revision)
     folder, held = Path(name), ExitStack()
-    check_place(name, f"Model {name}")
+    model_files.check_place(name, f"Model {name}")
     offline = "" if folder.exists() else hub.settle()  # before transformers asks it
 
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     hub.quiet_loading()
-    tensors = check_folder(folder) if folder.exists() and not is_gguf(name) else None
+    tensors = model_files.check_folder(folder) if folder.exists() and not model_files.is_gguf(name) else None
     try:
-        file = held.enter_context(open_gguf(name)) if is_gguf(name) else None
+        file = held.enter_context(open_gguf(name)) if model_files.is_gguf(name) else None
         place, source = (name, {"revision": revision}) if file is None else (file.folder, file.source)
         config = AutoConfig.from_pretrained(place, **source, trust_remote_code=False)
         own_kind: Kind = "encoder_decoder" if config.is_encoder_decoder else "causal"
@@ -127,7 +117,7 @@ def load_model(
         raise ModelLoadError(f"{where} cannot be loaded: {said[:300]}") from None
     finally:
         held.close()
-    note_arithmetic(model, arithmetic)
+    ARITHMETIC[model] = arithmetic
     return (model if spread or quantization_of(model) else model.to(device)).eval().requires_grad_(False)
 
 
@@ -165,22 +155,22 @@ def _finite(weight: torch.Tensor) -> bool:
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:
     """Load the model's tokenizer; None if the folder or the GGUF file has none, ModelLoadError if it is broken."""
-    if is_gguf(name):
+    if model_files.is_gguf(name):
         return load_gguf_tokenizer(name)
     folder = Path(name)
     offline = "" if folder.exists() else hub.settle()
 
     from transformers import AutoTokenizer
 
-    if folder.is_dir() and not has_tokenizer(folder):
+    if folder.is_dir() and not model_files.has_tokenizer(folder):
         return None
     try:
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:
         if offline:
             raise ModelLoadError(f"The tokenizer of {name} cannot be loaded {hub.not_cached(name, offline)}") from None
-        if folder.is_dir() and not has_vocabulary(folder):
-            raise no_tokenizer(name) from None
+        if folder.is_dir() and not model_files.has_vocabulary(folder):
+            raise model_files.no_tokenizer(name) from None
         raise ModelLoadError(
             f"The tokenizer of {name} cannot be loaded: {' '.join(str(error).split())[:300]}"
         ) from None
@@ -190,7 +180,7 @@ def describe_model(model: Any, name: str) -> dict[str, Any]:
     """Describe a loaded model for the run's record: class, size, dtype (used and asked for), attention, hash of its
     weights.
     """
-    arithmetic, quantized = arithmetic_of(model), recorded_quantization(model)
+    arithmetic, quantized = ARITHMETIC.get(model), recorded_quantization(model)
     return {
         **describe_weights(model),
         "dtype": format_name(model.dtype),
@@ -220,12 +210,9 @@ def recorded_training(name: str) -> dict[str, float] | None:
     """
     folder = Path(name)
     for path in (folder.parent / "summary.json", folder.parent / f"summary_{folder.name}.json"):
-        try:
-            found = training_cost(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            continue  # no such file, or somebody else's
-        if found is not None:
-            return found
+        with suppress(ValueError, TypeError):  # somebody else's
+            if (found := training_cost(read_json(path) or {})) is not None:
+                return found
     return None
 
 

@@ -30,25 +30,14 @@ from specdec import ranks
 from specdec.code_version import code_hash
 from specdec.errors import ModelLoadError, is_out_of_memory
 from specdec.models.cache import CACHE as MODEL_CACHE
-from specdec.models.comparison import (
-    BEHIND,
-    BITS_16,
-    CHECKS,
-    ONE_BY_ONE,
-    PROMPT,
-    AnyDecoder,
-    Comparison,
-    plain_logits,
-    tokens_of,
-)
-from specdec.models.decoder import Decoder
+from specdec.models.comparison import BEHIND, BITS_16, CHECKS, ONE_BY_ONE, PROMPT, Comparison, plain_logits, tokens_of
+from specdec.models.decoder import Decoder, Probed
 from specdec.models.load import content_hash
 from specdec.models.model_lengths import Key, lengths_of, shortened, text_config
-from specdec.models.probed import Probed
-from specdec.models.seq2seq import Seq2SeqDecoder, decoder_of
+from specdec.models.seq2seq import AnyDecoder, Seq2SeqDecoder, decoder_of
 from specdec.progress import Stage, stage
 from specdec.records import chain_tree
-from specdec.text.writing import write_atomically
+from specdec.text.writing import read_json, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -501,13 +490,12 @@ def _kept_or_probed(decoder: AnyDecoder, how: tuple[str, ...]) -> Probed:
     several processes, every one makes the same calls, and rank 0 says what was found.
     """
     path = _path(decoder, how)
-    if path is not None:
-        try:
-            kept = Probed.from_json(json.loads(path.read_text(encoding="utf-8")))
+    values = None if path is None else read_json(path)
+    if values is not None:
+        with suppress(TypeError):  # a damaged one
+            kept = Probed.from_json(values)
             if kept.attention is None or _switched(decoder, kept.attention):
                 return kept
-        except (OSError, ValueError, TypeError):
-            pass  # no such file, or a damaged one
     found: Probed = ranks.given(probe(decoder))
     _keep(decoder, how, found)
     return found

@@ -14,8 +14,6 @@ from specdec.errors import UsageError
 from specdec.models.arithmetic import format_name
 from specdec.models.gguf_model import dequantised_form, unknown_cuts
 
-KEY = "target.quantization"
-
 
 def quantized_loading(values: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Return the options with which transformers quantises a model's weights as it reads them.
@@ -29,13 +27,13 @@ def quantized_loading(values: Mapping[str, Any], device: torch.device) -> dict[s
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoQuantizationConfig
 
     if "quant_method" not in values:
-        raise UsageError(
-            f"Bad value {KEY}: it needs a quant_method, one of {', '.join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))}."
-        )
+        methods = ", ".join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))
+        raise UsageError(f"Bad value target.quantization: it needs a quant_method, one of {methods}.")
     try:
         config = AutoQuantizationConfig.from_dict(dict(values))
     except Exception as error:  # each integration raises its own types
-        raise UsageError(f"Bad value {KEY}: transformers refuses it: {' '.join(str(error).split())[:300]}.") from None
+        said = " ".join(str(error).split())[:300]
+        raise UsageError(f"Bad value target.quantization: transformers refuses it: {said}.") from None
     return {"quantization_config": config, "device_map": {"": device}}
 
 

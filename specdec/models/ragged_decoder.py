@@ -7,7 +7,6 @@ cache, and its *places* are numbered by the tokens that it holds. Knows neither 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,27 +20,19 @@ from specdec.models.masks import MaskBuffers, Masks
 from specdec.records import Tree, chain_tree
 
 
-class RaggedWrite(NamedTuple):
-    """The destination of one call's keys and values.
+class RaggedLayer(PreallocatedLayer):
+    """Keys and values of one layer, [slots, H, capacity + 1, head]; the last place takes what pads a call.
 
     Attributes:
-        rows: of the buffers, one for each text of the call, in the order of the call.
-        row_index: [B, 1] the same numbers on the device, made once for all layers.
-        places: [B, n] where each token is written; those of padding are the last one of the buffers, which no mask
-            shows.
-        longest: places that the call reads of each text, from the first on.
+        rows: [B, 1] row of the buffers of each text of the next call, on the device.
+        read: the same rows as a slice where they stand at equal distances, as any two do, or [B].
+        places: [B, n] where each token is written; those of padding are the last one, which no mask shows.
+        length: places that the call reads of each text, from the first on.
     """
 
-    rows: Sequence[int]
-    row_index: Tensor
+    rows: Tensor
+    read: slice | Tensor
     places: Tensor
-    longest: int
-
-
-class RaggedLayer(PreallocatedLayer):
-    """Keys and values of one layer, [slots, H, capacity + 1, head]; the last place takes what pads a call."""
-
-    write: RaggedWrite
 
     def __init__(self, capacity: int, slots: int) -> None:
         super().__init__(capacity + 1, slots)
@@ -49,21 +40,12 @@ class RaggedLayer(PreallocatedLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, H, n, head] behind each text; return what the call reads, [B, H, longest, head].
-
-        Rows at equal distances, as any two are, are returned as views, others as copies.
-        """
+        """Write keys and values [B, H, n, head] behind each text; return what the call reads, [B, H, length, head]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        rows, index, places, longest = self.write
-        step = rows[1] - rows[0] if len(rows) > 1 else 1
-        even = range(rows[0], rows[-1] + 1, step)
-        chosen = slice(even.start, even.stop, step) if list(even) == list(rows) else index.squeeze(1)
-        read = list[Tensor]()
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-            buffer.transpose(1, 2).index_put_((index, places), states.transpose(1, 2))
-            read.append(buffer[chosen, :, :longest])
-        return read[0], read[1]
+            buffer.transpose(1, 2).index_put_((self.rows, self.places), states.transpose(1, 2))
+        return self.keys[self.read, :, : self.length], self.values[self.read, :, : self.length]
 
 
 class RaggedCache(Cache):
@@ -114,10 +96,12 @@ class RaggedCache(Cache):
         places = torch.tensor(starts).unsqueeze(1) + columns  # [B, n]
         places[columns >= torch.tensor(counts).unsqueeze(1)] = self.capacity
         rows = [self.rows[slot] for slot in slots]
-        index = torch.tensor(rows).unsqueeze(1).to(device, non_blocking=True)
-        write = RaggedWrite(rows, index, places.to(device, non_blocking=True), longest)
+        step = rows[1] - rows[0] if len(rows) > 1 else 1
+        even = range(rows[0], rows[-1] + 1, step)
+        index, places = (each.to(device, non_blocking=True) for each in (torch.tensor(rows).unsqueeze(1), places))
+        read = slice(even.start, even.stop, step) if list(even) == rows else index.squeeze(1)  # a view, or a copy
         for layer in self.layers:
-            layer.write, layer.length = write, longest
+            layer.rows, layer.read, layer.places, layer.length = index, read, places, longest
         for slot, start, count in zip(slots, starts, counts, strict=True):
             self.lengths[slot] = start + count
 

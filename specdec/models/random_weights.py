@@ -8,18 +8,10 @@ from typing import Any
 import torch
 
 from specdec.errors import UsageError, near_misses
-from specdec.models.arithmetic import model_arithmetic, note_arithmetic
+from specdec.models.arithmetic import ARITHMETIC, model_arithmetic
 
 RANDOM = "random"
 _SEED = "seed"  # the only key of a shape that is not a transformers configuration value
-
-
-def check_shape(model: str, shape: Mapping[str, Any] | None) -> None:
-    """Raise UsageError if only one of target.model=random and target.shape is given."""
-    if model == RANDOM and shape is None:
-        raise UsageError("Bad value target.model='random': it needs a target.shape, as target=random_110m has.")
-    if model != RANDOM and shape is not None:
-        raise UsageError(f"Bad value target.shape: it goes with target.model=random, not with {model!r}.")
 
 
 def shape_hash(shape: Mapping[str, Any]) -> str:
@@ -76,5 +68,5 @@ def random_model(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(shape[_SEED])
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
-    note_arithmetic(model, arithmetic)
+    ARITHMETIC[model] = arithmetic
     return model.eval().requires_grad_(False)

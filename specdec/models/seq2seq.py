@@ -16,8 +16,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from specdec.errors import ModelLoadError
 from specdec.models.cache import CACHE, KVCache
 from specdec.models.decoder import CachedModel, Decoder, attention_windows
+from specdec.models.forward_pass import PathBatch
 from specdec.models.masks import MaskBuffers, for_model
-from specdec.models.path_batch import PathBatch
 from specdec.records import Tree, chain_tree
 
 # The modules that make keys and values of the cross-attention, under the names of T5, BART and T5Gemma.
@@ -29,7 +29,8 @@ class Seq2SeqDecoder(CachedModel):
 
     The self-attention cache is rolled back like any other. The keys and values of the cross-attention depend on the
     prompt alone and stay. T5 derives relative positions from the slot numbers of the cache, so every token must stand
-    in the slot of its position: a tree is evaluated as the batch of its paths, over copies of the self-attention cache.
+    in the slot of its position, and nodes of a packed tree would need the same one twice: a tree is evaluated as the
+    batch of its paths, over copies of the self-attention cache.
 
     Attributes:
         cache: the self-attention cache; its slots hold the start token and the output, not the prompt.
@@ -88,7 +89,7 @@ class Seq2SeqDecoder(CachedModel):
             )
         return self._logits(tokens.unsqueeze(0), tree)[0]
 
-    def _forward_batch(self, tokens: Tensor, batch: PathBatch) -> Tensor:  # all sequences share the prompt
+    def forward_batch(self, tokens: Tensor, batch: PathBatch) -> Tensor:  # all sequences share the prompt
         if len(batch) > self.cache.copies:
             self._caches.self_attention_cache = self.cache = self.cache.grown(len(batch))
         logits = self._logits(tokens[batch.index.to(self.device, non_blocking=True)], batch.chain)
@@ -134,7 +135,10 @@ class Seq2SeqDecoder(CachedModel):
         return 2.0 * sum(weight.numel() for weight in (*matrices, self.model.get_output_embeddings().weight))
 
 
-def decoder_of(model: Any, name: str, prefill_chunk: int, states: bool = False) -> Decoder | Seq2SeqDecoder:
+AnyDecoder = Decoder | Seq2SeqDecoder
+
+
+def decoder_of(model: Any, name: str, prefill_chunk: int, states: bool = False) -> AnyDecoder:
     """Make the decoder that a model needs; raise ModelLoadError where that refuses it. An encoder reads all at once, so
     `prefill_chunk` and `states` are those of a decoder-only model.
     """

@@ -3,13 +3,15 @@
 import hashlib
 import logging
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from specdec import ranks
 from specdec.compiled.packages import PackageFolder
@@ -20,27 +22,21 @@ from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import joined_states
 from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
 from specdec.models.model_files import check_revision, is_gguf
-from specdec.models.products import matrix_products
-from specdec.models.quantization import (
-    KEY,
-    quantization_in_words,
-    quantization_of,
-    quantized_loading,
-    recorded_quantization,
-)
-from specdec.models.random_weights import check_shape, random_model, shape_hash
+from specdec.models.quantization import quantization_in_words, quantization_of, quantized_loading, recorded_quantization
+from specdec.models.random_weights import RANDOM, random_model, shape_hash
 from specdec.models.routing import Mixture, names_experts
 from specdec.models.spread import DeviceMap, check_modules, mapped, placement, sharded, spread_in_words, whole
 from specdec.records import Acceptance, Draft, TextStart
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import TargetCapabilities, targets
-from specdec.targets.base.contract import Evaluation
-from specdec.targets.base.hidden import HiddenStates
+from specdec.targets.base.contract import Evaluation, HiddenStates
 from specdec.targets.base.model_target import ModelTarget
 from specdec.theory.roofline import Product
 
 logger = logging.getLogger(__name__)
+
+_COVERED = 0.9  # least share of the multiplied parameters that a list of matrix products must hold
 
 
 @typed
@@ -62,9 +58,10 @@ class CausalConfig:
 
 
 @targets.register("causal")
-class Causal(ModelTarget):
-    """A decoder-only transformers model. A call on a batch of paths is never compiled, at most traced, whatever
-    `compile` says."""
+class Causal(ModelTarget, HiddenStates):
+    """A decoder-only transformers model, and its hidden states. A call on a batch of paths is never compiled, at most
+    traced, whatever `compile` says.
+    """
 
     capabilities = TargetCapabilities(structures=EVERY_STRUCTURE)
     decoder: Decoder
@@ -97,7 +94,10 @@ class Causal(ModelTarget):
     @classmethod
     def from_config(cls, config: CausalConfig, sampling: SamplingConfig) -> "Causal":
         name, device = model_path(config.model), resolve_device(config.device)
-        check_shape(config.model, config.shape)
+        if config.model == RANDOM and config.shape is None:
+            raise UsageError("Bad value target.model='random': it needs a target.shape, as target=random_110m has.")
+        if config.model != RANDOM and config.shape is not None:
+            raise UsageError(f"Bad value target.shape: it goes with target.model=random, not with {config.model!r}.")
         check_revision(name, config.revision, "target.revision")
         spread = _spread(config, name, device)
         how: dict[str, Any] = {"dtype": resolve_dtype(config.dtype), "device": device, "attention": config.attention}
@@ -156,10 +156,6 @@ class Causal(ModelTarget):
         if self.decoder.states is not None:
             kept = torch.tensor([0, *(node + 1 for node in path)])
             self.states = self.decoder.states.index_select(0, kept.to(self.device, non_blocking=True))
-
-    @cached_property
-    def hidden(self) -> HiddenStates:
-        return _CausalStates(self)
 
     def agreed(self, draft: Draft, acceptance: Acceptance) -> Acceptance:
         if self.tensor_parallel == 1:
@@ -225,6 +221,61 @@ class Causal(ModelTarget):
         placed = {**served, "device_map": spread_in_words(self.placed)} if self.placed else served
         return placed if self.in_one_piece else {**placed, "distorted": "device_map"}
 
+    @property
+    def layers(self) -> int:
+        return self.decoder.layers
+
+    @property
+    def embedding(self) -> Tensor:
+        return self._in_memory(self.model.get_input_embeddings().weight)
+
+    @property
+    def output_layer(self) -> Tensor:
+        return self._in_memory(self.model.get_output_embeddings().weight)
+
+    def _in_memory(self, weight: Tensor) -> Tensor:
+        if weight.device.type == "meta":
+            raise UsageError(
+                "Bad value target.device_map: it puts the target's embeddings on disk, and heads read them; keep "
+                "model.embed_tokens and lm_head on a device, or use a drafter without heads."
+            )
+        return whole(weight)
+
+    @property
+    def identity(self) -> str:
+        described = self.describe()
+        return str(described["sha256"] or described["commit"] or self._weights_hash)
+
+    @cached_property
+    def _weights_hash(self) -> str:
+        """Hash of the weights of a model made in memory, which has neither file nor commit."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.model.state_dict().items()):
+            digest.update(name.encode() + weight.detach().cpu().double().numpy().tobytes())
+        return digest.hexdigest()
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return self.decoder.kept
+
+    def _keep_also(self, offsets: tuple[int, ...]) -> None:
+        self._check(offsets)
+        self.decoder.keep_states(dict.fromkeys((*self.kept, *offsets)))
+
+    @torch.inference_mode()
+    def sequence(self, tokens: Tensor, *offsets: int) -> tuple[Tensor, Tensor]:
+        self._check(offsets)
+        output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
+        return joined_states(output.hidden_states, offsets), output.logits
+
+    def _check(self, offsets: Sequence[int]) -> None:
+        for offset in offsets:
+            if not 0 <= offset <= self.layers:
+                raise UsageError(
+                    f"Bad value heads.offset={offset}: the target has {self.layers} layers; count down from the last, "
+                    f"0 to {self.layers}."
+                )
+
 
 def _spread(config: CausalConfig, name: str, device: torch.device) -> dict[str, Any] | None:
     """Return how the weights are laid out over several devices, and quantised as they are read; None for a model in one
@@ -242,11 +293,11 @@ def _spread(config: CausalConfig, name: str, device: torch.device) -> dict[str, 
             f"{other or f'target.device={config.device}'}; use one of the two."
         )
     if is_gguf(name) and (config.tensor_parallel > 1 or config.quantization is not None):
-        key = "target.tensor_parallel" if config.tensor_parallel > 1 else KEY
+        key = "target.tensor_parallel" if config.tensor_parallel > 1 else "target.quantization"
         raise UsageError(f"Bad value {key}: {name} is a GGUF file, whose weights are read by one process as they are.")
     if config.quantization is not None:
         if other:
-            raise UsageError(f"Bad value {KEY}: it does not go with {other}; use one of the two.")
+            raise UsageError(f"Bad value target.quantization: it does not go with {other}; use one of the two.")
         placed = {} if config.device_map is None else mapped(config.device_map)
         return {**quantized_loading(config.quantization, device), **placed}
     if config.device_map is not None:
@@ -254,63 +305,41 @@ def _spread(config: CausalConfig, name: str, device: torch.device) -> dict[str, 
     return sharded(name, config.tensor_parallel, device) if config.tensor_parallel > 1 else None
 
 
-class _CausalStates(HiddenStates):
-    """The hidden states of a decoder-only model."""
-
-    def __init__(self, target: Causal) -> None:
-        self._target = target
-
-    @property
-    def layers(self) -> int:
-        return self._target.decoder.layers
-
-    @property
-    def embedding(self) -> Tensor:
-        return self._in_memory(self._target.model.get_input_embeddings().weight)
-
-    @property
-    def output_layer(self) -> Tensor:
-        return self._in_memory(self._target.model.get_output_embeddings().weight)
-
-    def _in_memory(self, weight: Tensor) -> Tensor:
-        if weight.device.type == "meta":
-            raise UsageError(
-                "Bad value target.device_map: it puts the target's embeddings on disk, and heads read them; keep "
-                "model.embed_tokens and lm_head on a device, or use a drafter without heads."
-            )
-        return whole(weight)
-
-    @property
-    def identity(self) -> str:
-        described = self._target.describe()
-        return str(described["sha256"] or described["commit"] or self._weights_hash)
-
-    @cached_property
-    def _weights_hash(self) -> str:
-        """Hash of the weights of a model made in memory, which has neither file nor commit."""
-        digest = hashlib.sha256()
-        for name, weight in sorted(self._target.model.state_dict().items()):
-            digest.update(name.encode() + weight.detach().cpu().double().numpy().tobytes())
-        return digest.hexdigest()
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        return self._target.decoder.kept
-
-    def _keep_also(self, offsets: tuple[int, ...]) -> None:
-        self._check(offsets)
-        self._target.decoder.keep_states(dict.fromkeys((*self.kept, *offsets)))
-
-    @torch.inference_mode()
-    def sequence(self, tokens: Tensor, *offsets: int) -> tuple[Tensor, Tensor]:
-        self._check(offsets)
-        output = self._target.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
-        return joined_states(output.hidden_states, offsets), output.logits
-
-    def _check(self, offsets: Sequence[int]) -> None:
-        for offset in offsets:
-            if not 0 <= offset <= self.layers:
-                raise UsageError(
-                    f"Bad value heads.offset={offset}: the target has {self.layers} layers; count down from the last, "
-                    f"0 to {self.layers}."
-                )
+def matrix_products(model: Any) -> list[Product]:
+    """List linear layers and stacks of experts grouped by name and shape, in the order of the model, then attention;
+    nothing where they hold less than `_COVERED` of the weights (experts that are not recognised): a roofline without
+    most of the weights would mislead.
+    """
+    weights: Counter[tuple[str, int, int, int, int, int]] = Counter()
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, Conv1D)):
+            # Conv1D, which GPT-2 uses, stores [inputs, outputs]; Linear stores the transpose.
+            outputs, inputs = module.weight.shape if isinstance(module, nn.Linear) else module.weight.shape[::-1]
+            weights[name.rpartition(".")[2], inputs, outputs, module.weight.element_size(), 1, 1] += 1
+    if (mixture := Mixture.of(model)) is not None:
+        for layer, chosen in zip(mixture.layers, mixture.chosen.tolist(), strict=True):
+            for name, stack in layer.named_parameters(recurse=False):
+                if stack.dim() == 3 and chosen:  # [E, outputs, inputs], or transposed
+                    experts, outputs, inputs = stack.shape
+                    weights[name, inputs, outputs, stack.element_size(), experts, chosen] += 1
+    products = [
+        Product(name, ins, outs, number, size, experts=experts, chosen=chosen)
+        for (name, ins, outs, size, experts, chosen), number in weights.items()
+    ]
+    # A tied output head is multiplied too, though the same weight is looked up at the input.
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    looked_up = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)} - {head}
+    matrices = sum(weight.numel() for weight in model.parameters() if weight.dim() > 1 and weight not in looked_up)
+    covered = sum(product.experts * product.values(0) for product in products)
+    if covered < _COVERED * matrices:
+        return []
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    number, value = config.num_hidden_layers * kv_heads, model.dtype.itemsize
+    return [
+        *products,
+        Product("attention scores", size, None, number, value, queries=heads // kv_heads),
+        Product("attention values", None, size, number, value, queries=heads // kv_heads),
+    ]

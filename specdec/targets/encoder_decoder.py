@@ -12,7 +12,7 @@ from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import TargetCapabilities, targets
-from specdec.targets.base.hidden import HiddenStates
+from specdec.targets.base.contract import HiddenStates
 from specdec.targets.base.model_target import ModelTarget
 
 
@@ -29,13 +29,8 @@ class EncoderDecoderConfig:
 
 @targets.register("encoder_decoder")
 class EncoderDecoder(ModelTarget):
-    """An encoder-decoder transformers model.
-
-    Drafts that branch are evaluated path by path: in these models a position is a slot of the cache, and nodes of a
-    packed tree would need the same slot twice. The paths share one encoder output and one cross-attention cache.
-
-    The whole prompt goes to the encoder, in the prefill, and the root of round 1 is the model's start token; drafters
-    that copy see the prompt followed by the output, without it.
+    """An encoder-decoder transformers model (see `Seq2SeqDecoder`). The whole prompt goes to the encoder, in the
+    prefill; drafters that copy see the prompt followed by the output, without the start token.
     """
 
     capabilities = TargetCapabilities(structures=EVERY_STRUCTURE, evaluations=("rows",))

@@ -14,7 +14,7 @@ from specdec.records import Draft, TextStart
 from specdec.sampling import SamplingConfig, probabilities
 from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target, TargetCapabilities, targets
-from specdec.targets.base.hidden import HiddenStates
+from specdec.targets.base.contract import HiddenStates
 
 
 @typed
@@ -26,10 +26,14 @@ class TableConfig:
 
 
 @targets.register("table")
-class Table(Target):
-    """p(next | last) is line `last` of a square stochastic matrix, standardised like any model's logits."""
+class Table(Target, HiddenStates):
+    """p(next | last) is line `last` of a square stochastic matrix, standardised like any model's logits. The state of a
+    table is its last token, one-hot; the output layer gives the logits of that token's line.
+    """
 
     capabilities = TargetCapabilities(structures=EVERY_STRUCTURE)
+    layers = 0
+    kept = (0,)
 
     def __init__(self, config: TableConfig, sampling: SamplingConfig) -> None:
         size = len(config.law)
@@ -43,13 +47,12 @@ class Table(Target):
         self.end_tokens = frozenset() if config.end_token is None else frozenset({config.end_token})
         self.device = torch.device("cpu")
         self._logits = torch.tensor(config.law, dtype=torch.float64).log()
-        self._hidden = _TableStates(self._logits)
         self.standardise(sampling)
         self._tokens = torch.zeros(1, dtype=torch.long)  # root and draft
 
     def start(self, text: TextStart) -> None:
         self._tokens = torch.tensor([text.prompt[-1]])
-        self.states = self._hidden.embedding[torch.tensor(text.prompt[:-1], dtype=torch.long)]
+        self.states = self.embedding[torch.tensor(text.prompt[:-1], dtype=torch.long)]
 
     def verify(self, draft: Draft) -> Tensor:
         self._tokens = torch.cat([self._tokens[:1], draft.tokens])
@@ -57,7 +60,7 @@ class Table(Target):
         return self._p[self._tokens]
 
     def commit(self, path: Sequence[int], next_token: int) -> None:
-        self.states = self._hidden.embedding[self._tokens[[0, *(node + 1 for node in path)]]]
+        self.states = self.embedding[self._tokens[[0, *(node + 1 for node in path)]]]
         self._tokens = torch.tensor([next_token])
 
     def standardise(self, sampling: SamplingConfig) -> None:
@@ -67,22 +70,8 @@ class Table(Target):
     def discard(self) -> None:
         pass  # verifying changed nothing
 
-    @property
-    def hidden(self) -> HiddenStates:
-        return self._hidden
-
     def score(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         return self._logits[torch.tensor([prompt[-1], *text])]
-
-
-class _TableStates(HiddenStates):
-    """The state of a table is its last token, one-hot; the output layer gives the logits of that token's line."""
-
-    layers = 0
-    kept = (0,)
-
-    def __init__(self, logits: Tensor) -> None:
-        self._logits = logits
 
     @property
     def embedding(self) -> Tensor:

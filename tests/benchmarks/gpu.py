@@ -34,9 +34,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from specdec.compiled.cuda_graphs import StaticStep
-from specdec.compiled.draft_loop import Choice, StaticLoop
-from specdec.compiled.graph_checks import loop_departure, step_departure, tolerance
+from specdec.compiled.cuda_graphs import Choice, StaticLoop, StaticStep, tolerance
 from specdec.compiled.passes import compile_decoder
 from specdec.models.attention import stock_attention
 from specdec.models.decoder import Decoder
@@ -345,11 +343,11 @@ def correctness(bench: Bench, found: dict[str, Any]) -> None:
         rows.append({**what, "departure": apart, "right": apart <= most})
 
     def call(name: str, size: int, how: str) -> None:
-        apart = step_departure(bench.step(name, size, how), bench.decoders[name])
+        apart = bench.step(name, size, how).departure(bench.decoders[name])
         note(found["calls"], apart, model=name, tokens=size, how=how)
 
     def draft(gamma: int, how: str) -> None:
-        apart = loop_departure(bench.loop(gamma, 1, how), bench.decoders[DRAFTER])
+        apart = bench.loop(gamma, 1, how).departure(bench.decoders[DRAFTER])
         note(found["drafts"], apart, gamma=gamma, how=how)
 
     sizes = sorted({1, *(gamma + 1 for gamma in bench.scale.gammas), 2 * bench.scale.gamma + 1})

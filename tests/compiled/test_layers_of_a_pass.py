@@ -41,7 +41,7 @@ def test_the_calls_are_the_pass(tiny_model, architecture):
     decoder.keep_states((0, 1))
     with torch.no_grad():
         decoder.start(TEXT, 64)
-    calls = cut(decoder.model, architecture, decoder.cache, decoder.windows, decoder.kept)
+    calls = cut(decoder, decoder.cache)
     layers = len(calls) - 3
     assert layers == decoder.layers and len({id(call.program) for call in calls}) == 3 + KINDS[architecture]
     for tree, prefix in ((chain_tree(4), 0), (chain_tree(0), 5), (Tree((-1, -1, 0, 2)), 9), (chain_tree(10), 3)):
@@ -70,4 +70,4 @@ def test_something_between_the_layers_is_said(tiny_llama):
     first, forward = model.model.layers[0], type(model.model.layers[0]).__call__
     model.model.layers[0].__class__ = type("Scaled", (type(first),), {"__call__": lambda *a, **o: forward(*a, **o) * 2})
     with pytest.raises(Uncuttable, match="between its layers"):
-        cut(model, "between", decoder.cache, decoder.windows, ())
+        cut(decoder, decoder.cache)

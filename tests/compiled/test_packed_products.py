@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.fx import symbolic_trace
 
-from specdec.compiled import packed_products
-from specdec.compiled.packed_products import _equal, pack_products, products
+from specdec.compiled import traced
+from specdec.compiled.traced import _equal, pack_products, products
 
 pytestmark = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
@@ -103,11 +103,11 @@ def test_what_would_change_a_bit_stays_as_it_is(monkeypatch, wrong):
 @torch.inference_mode()
 def test_other_types_and_scarce_memory_leave_all_as_it_is(monkeypatch):
     assert pack_products(symbolic_trace(Layers(torch.float32))) == 0
-    monkeypatch.setattr(packed_products, "_equal", lambda *given: True)
+    monkeypatch.setattr(traced, "_equal", lambda *given: True)
     needed = 2 * (32 * (sum(BIASED) + sum(PLAIN)) + 24 * (sum(BIASED) + sum(PLAIN)))
-    monkeypatch.setattr(packed_products, "available_bytes", lambda device: 4 * needed - 1)
+    monkeypatch.setattr(traced, "available_bytes", lambda device: 4 * needed - 1)
     assert pack_products(symbolic_trace(Layers())) == 0
-    monkeypatch.setattr(packed_products, "available_bytes", lambda device: 4 * needed)
+    monkeypatch.setattr(traced, "available_bytes", lambda device: 4 * needed)
     assert pack_products(symbolic_trace(Layers())) == PRODUCTS
 
 
@@ -115,20 +115,20 @@ def test_other_types_and_scarce_memory_leave_all_as_it_is(monkeypatch):
 @torch.inference_mode()
 def test_passes_of_one_model_share_the_copies_which_go_with_it(monkeypatch):
     gc.collect()  # of models of earlier tests
-    model, before = Layers(), len(packed_products._packed)
-    monkeypatch.setattr(packed_products, "_equal", lambda *given: True)
+    model, before = Layers(), len(traced._packed)
+    monkeypatch.setattr(traced, "_equal", lambda *given: True)
     records = [symbolic_trace(model), symbolic_trace(model)]
     assert [pack_products(record) for record in records] == [PRODUCTS] * 2
-    assert len(packed_products._packed) == before + 3
+    assert len(traced._packed) == before + 3
     first, second = (dict(record.named_buffers()) for record in records)
     assert all(second[name] is value for name, value in first.items() if not name.endswith("bias"))
     del model, records, first, second
     gc.collect()
-    assert len(packed_products._packed) <= before
+    assert len(traced._packed) <= before
 
 
 def test_weights_that_were_written_to_are_packed_anew(monkeypatch):
-    monkeypatch.setattr(packed_products, "_equal", lambda *given: True)
+    monkeypatch.setattr(traced, "_equal", lambda *given: True)
     model = Layers()
     pack_products(symbolic_trace(model))
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_weights_that_were_written_to_are_packed_anew(monkeypatch):
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_traced_model_in_bfloat16_is_the_plain_one_bit_by_bit(traced_opt):
-    traced, layers = traced_opt(torch.bfloat16)
+    decoder, layers = traced_opt(torch.bfloat16)
     if all(the_same_bits([layer.weight], layer.bias is not None) for layer in layers):
-        found = [choice.get("packed products") for choice in traced.choices.values()]
+        found = [choice.get("packed products") for choice in decoder.choices.values()]
         assert found == [len(layers)] * 2

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.fx import symbolic_trace
 
-from specdec.compiled import weight_reads
-from specdec.compiled.weight_reads import read_weights_first
+from specdec.compiled import traced
+from specdec.compiled.traced import read_weights_first
 
 
 class Layers(torch.nn.Module):
@@ -48,7 +48,7 @@ def readings(record: torch.fx.GraphModule) -> dict[str, Tensor]:
 @pytest.fixture
 def all_faster(monkeypatch):
     """Every reading makes a product faster."""
-    monkeypatch.setattr(weight_reads, "_faster", lambda weights, tokens, stride: {weight.shape for weight in weights})
+    monkeypatch.setattr(traced, "_faster", lambda weights, *_: {weight.shape for weight in weights})
 
 
 @torch.inference_mode()
@@ -81,7 +81,7 @@ def test_weights_that_cannot_be_read_in_words_are_not(all_faster, monkeypatch):
     assert not read(torch.randn(3, 3)), "half a word"
     assert not read(torch.randn(24 * 24 + 1)[1:].view(24, 24)), "begins within a word"
     assert not read(Named(torch.randn(24, 24))), "quantised, say"
-    monkeypatch.setattr(weight_reads, "_LARGEST", 48 * 32 * 4 - 1)
+    monkeypatch.setattr(traced, "_LARGEST", 48 * 32 * 4 - 1)
     assert read_weights_first(symbolic_trace(OneMore(torch.randn(24, 24))), 1) == 1
 
 
@@ -114,9 +114,9 @@ class Machine:
 def machine(monkeypatch):
     def made(seconds: dict[int, tuple[float, float]]) -> Machine:
         machine = Machine(seconds)
-        monkeypatch.setattr(weight_reads, "time", machine)
-        monkeypatch.setattr(weight_reads, "linear", machine.linear)
-        monkeypatch.setattr(weight_reads, "_words", machine.words)
+        monkeypatch.setattr(traced, "time", machine)
+        monkeypatch.setattr(traced, "linear", machine.linear)
+        monkeypatch.setattr(traced, "_words", machine.words)
         return machine
 
     return made
@@ -125,20 +125,20 @@ def machine(monkeypatch):
 def test_a_shape_is_read_where_reading_and_product_together_are_faster(machine):
     weights = [torch.zeros(rows, 4) for rows in (10, 20, 30)]
     found = machine({10: (20, 17.9), 20: (20, 18.5), 30: (20, 30)})
-    assert weight_reads._faster(weights, 5, 1) == {(10, 4)}, "18.9, 19.5 and 31 of 20 seconds: 19 are worth it"
+    assert traced._faster(weights, 5, 1) == {(10, 4)}, "18.9, 19.5 and 31 of 20 seconds: 19 are worth it"
     assert len(found.products) == 3 * 2 * 7 and set(found.products) == {(rows, (1, 5, 4)) for rows in (10, 20, 30)}
 
 
 def test_what_is_not_timed_is_not_read(machine, monkeypatch):
     weights = [torch.zeros(rows, 4) for rows in (10, 20, 30)]
     machine(dict.fromkeys((10, 20, 30), (20, 2)))
-    monkeypatch.setattr(weight_reads, "_SAMPLE", 30 * 4 * 4)
-    assert weight_reads._faster(weights, 1, 8) == {(10, 4), (20, 4)}
-    assert weight_reads._faster([], 1, 8) == set()
+    monkeypatch.setattr(traced, "_SAMPLE", 30 * 4 * 4)
+    assert traced._faster(weights, 1, 8) == {(10, 4), (20, 4)}
+    assert traced._faster([], 1, 8) == set()
 
 
 @pytest.mark.slow
 def test_a_traced_model_that_reads_first_is_the_plain_one_bit_by_bit(traced_opt, monkeypatch):
-    monkeypatch.setattr(weight_reads, "_WORTH", 1e9)
-    traced, layers = traced_opt(torch.float32)
-    assert [choice["weights read first"] for choice in traced.choices.values()] == [len(layers)] * 2
+    monkeypatch.setattr(traced, "_WORTH", 1e9)
+    decoder, layers = traced_opt(torch.float32)
+    assert [choice["weights read first"] for choice in decoder.choices.values()] == [len(layers)] * 2

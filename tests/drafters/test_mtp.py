@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from specdec.drafters.base import drafters
 from specdec.errors import SpecdecError
 from specdec.models import probe as probing
-from specdec.models.probed import Probed
+from specdec.models.decoder import Probed
 from specdec.published.checkpoint_files import open_checkpoint
 from specdec.published.recognise import recognise
 from specdec.records import TextStart

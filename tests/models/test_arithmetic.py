@@ -5,7 +5,7 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from specdec.models.arithmetic import arithmetic_of, computes_natively, native_arithmetic
+from specdec.models.arithmetic import computes_natively, native_arithmetic
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 # Reports of torch, cut to what matters: instructions that a processor has or lacks.
@@ -73,7 +73,3 @@ def test_instructions_that_are_switched_off_do_not_count(processor, monkeypatch,
     processor(SAPPHIRE_RAPIDS)
     monkeypatch.setenv(name, limit)
     assert (computes_natively(torch.bfloat16, CPU), computes_natively(torch.float16, CPU)) == (bfloat16, float16)
-
-
-def test_a_model_made_in_memory_was_asked_for_in_no_format():
-    assert arithmetic_of(torch.nn.Linear(1, 1)) is None

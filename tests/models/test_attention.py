@@ -10,7 +10,7 @@ from fixtures.loaded_models import random_model
 from torch.profiler import ProfilerActivity, profile
 
 from specdec.certification.tiny_models import load_tiny_model
-from specdec.compiled.cache_attention import attention_by_kernel
+from specdec.compiled.operations import attention_by_kernel
 from specdec.compiled.passes import compile_decoder
 from specdec.models.attention import grouped_queries, plain_products
 from specdec.models.decoder import Decoder

@@ -297,7 +297,7 @@ def test_calls_of_fixed_shape_are_not_made_on_a_model_that_counts_for_itself():
     assert not found.static and found.errors["static"] > 0.05
     decoder = Decoder(model_of("bart"), "bart", 512)
     open_decoder(decoder)
-    assert not decoder.loops and probe(Decoder(model_of("mpt"), "mpt", 512)).static
+    assert not decoder.probed.static and probe(Decoder(model_of("mpt"), "mpt", 512)).static
 
 
 def test_a_drafter_by_rows_drafts_chains(make_structure):

@@ -21,7 +21,7 @@ from specdec.drafters.small_model import SmallModel
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models import decoder as decoders
 from specdec.models.decoder import Decoder
-from specdec.models.path_batch import path_batch
+from specdec.models.forward_pass import path_batch
 from specdec.models.probe import missing_kernels
 from specdec.records import Tree, chain_tree
 from specdec.targets.causal import Causal

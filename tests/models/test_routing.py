@@ -7,9 +7,8 @@ import torch
 from fixtures.tiny_mixtures import CHOSEN, EXPERTS, FAMILIES, LAYERS, routed, tiny_mixture
 from transformers import Llama4ForCausalLM, Llama4TextConfig
 
-from specdec.models.products import matrix_products
 from specdec.models.routing import Mixture, names_experts
-from specdec.targets.causal import Causal
+from specdec.targets.causal import Causal, matrix_products
 
 TOKENS = [7, 3, 60, 7, 21, 4, 4, 33, 58]
 

@@ -16,7 +16,7 @@ from specdec.clock import SimulatedClock
 from specdec.config import RunConfig
 from specdec.folder import results
 from specdec.folder.identity import RunIdentity
-from specdec.models import load
+from specdec.models import load, model_files
 from specdec.plan.plan import EXAMPLE_S, FIRST_LOOK_S, plan
 from specdec.plan.time_budget import LEAST, TimeBudget
 from specdec.prompts import Prompt
@@ -120,7 +120,7 @@ def test_stages_add_up():
 )
 def test_only_first_looks_are_bounded_unasked(monkeypatch, overrides, seconds):
     pocket = load.model_path("pocket")
-    monkeypatch.setattr(load, "installed_smollm2", lambda: pocket)  # whose package need not be installed
+    monkeypatch.setattr(model_files, "installed_smollm2", lambda: pocket)  # whose package need not be installed
     assert plan(composed(*overrides.split())).budget_seconds == seconds
 
 

@@ -4,15 +4,17 @@ Verification after verification stands beside that by rows in `test_rows_evaluat
 """
 
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fixtures.plain_laws import EXACT, PROMPT, VOCABULARY, assert_like_plain, plain
-from transformers import AutoModelForCausalLM, DeepseekV4Config, RwkvConfig
+from transformers import AutoModelForCausalLM, DeepseekV4Config, GenerationConfig, RwkvConfig
 
 from specdec.errors import ModelLoadError
 from specdec.records import EMPTY, TextStart
 from specdec.targets.base import targets
+from specdec.targets.base.model_target import not_followed
 from specdec.targets.causal import Causal
 
 
@@ -107,3 +109,23 @@ def test_a_model_without_finite_logits_is_refused_when_loaded(tiny_model, sampli
     model.get_output_embeddings().weight[7] = float("nan")
     with pytest.raises(ModelLoadError, match="its logits are not finite"):
         Causal(model, sampling())
+
+
+@pytest.mark.parametrize(
+    ("asked", "temperature", "told"),
+    [
+        (None, 1.0, None),
+        ({}, 0.0, None),
+        ({"eos_token_id": [1, 2], "max_length": 512, "pad_token_id": 0}, 0.0, None),
+        ({"do_sample": True, "temperature": 0.6, "top_k": 20}, 0.0, "do_sample=True, temperature=0.6, top_k=20"),
+        ({"do_sample": True, "temperature": 0.6, "top_k": 20}, 0.6, "top_k=20"),
+        ({"do_sample": True, "temperature": 0.6}, 0.6, None),
+        ({"temperature": 0.6, "repetition_penalty": 1.05}, 0.0, "repetition_penalty=1.05"),  # greedy, as it says
+        ({"num_beams": 4, "no_repeat_ngram_size": 3}, 1.0, "no_repeat_ngram_size=3, num_beams=4"),
+    ],
+)
+def test_only_what_is_not_followed_is_said(sampling, asked, temperature, told):
+    model = SimpleNamespace(generation_config=None if asked is None else GenerationConfig(**asked))
+    found = not_followed(model, sampling(temperature=temperature))
+    assert len(found) == (told is not None)
+    assert told is None or f"generation_config.json asks for {told}, which is not followed" in found[0]

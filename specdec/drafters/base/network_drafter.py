@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from specdec.compiled.draft_loop import Choice, joined
+from specdec.compiled.cuda_graphs import Choice, joined
 from specdec.compiled.passes import compiled_product
 from specdec.drafters.base.contract import Drafter
 from specdec.errors import NumericsError

@@ -10,22 +10,25 @@ import torch
 from torch import Tensor
 
 from specdec.errors import ModelLoadError, NumericsError, UsageError
-from specdec.models.decoder import Decoder
-from specdec.models.generation_config import not_followed
+from specdec.models.forward_pass import path_batch, root_batch
 from specdec.models.load import describe_model
 from specdec.models.memory import available_bytes
-from specdec.models.path_batch import path_batch
 from specdec.models.probe import cross, open_decoder, said_of
 from specdec.models.quantization import quantization_of, said_of_weights
-from specdec.models.seq2seq import Seq2SeqDecoder
+from specdec.models.seq2seq import AnyDecoder, Seq2SeqDecoder
 from specdec.records import EMPTY, Draft, TextStart, Tree, chain_tree
 from specdec.sampling import SamplingConfig, checked_probabilities
 from specdec.targets.base.contract import Evaluation, Target
 
+# Keys of a generation configuration that say nothing of which tokens are chosen, and the end tokens, which count.
+_SILENT = "_from_model_config transformers_version use_cache cache_implementation cache_config do_sample".split()
+_SILENT_PARTS = ("token_id", "max_", "min_length", "min_new", "output_", "return_dict", "compile", "assist", "draft")
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+_NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0, "num_beams": 1}
+
 
 class ModelTarget(Target):
-    """A transformers model behind its decoder. One call evaluates root and draft: in one sequence with a tree mask, or,
-    with `evaluation=rows`, every path in a sequence of a batch.
+    """A transformers model behind its decoder.
 
     Attributes:
         name: of the model, for messages.
@@ -33,12 +36,10 @@ class ModelTarget(Target):
         in_one_piece: the model lies on one device of this process.
     """
 
-    decoder: Decoder | Seq2SeqDecoder
+    decoder: AnyDecoder
     in_one_piece = True
 
-    def __init__(
-        self, decoder: Decoder | Seq2SeqDecoder, sampling: SamplingConfig, tokenizer: Any, evaluation: Evaluation
-    ) -> None:
+    def __init__(self, decoder: AnyDecoder, sampling: SamplingConfig, tokenizer: Any, evaluation: Evaluation) -> None:
         """
         Raises:
             ModelLoadError: a model that decoding cannot be trusted with, see `open_decoder`; one that takes drafts that
@@ -107,7 +108,7 @@ class ModelTarget(Target):
         if sequences == 1 or self.evaluation == "packed":
             return self.verify(EMPTY)
         self._prefix, self._tree = self.decoder.length, EMPTY.tree
-        return self._standardised(self.decoder.forward_roots(self._root, sequences))
+        return self._standardised(self.decoder.forward_batch(self._root, root_batch(sequences)))
 
     def _standardised(self, logits: Tensor) -> Tensor:
         """Keep the logits [N+1, V] of a call, and return p."""
@@ -184,3 +185,29 @@ class ModelTarget(Target):
     def remarks(self) -> tuple[str, ...]:
         weights = said_of_weights(self.model, "target", self.name)
         return (*weights, *said_of(self.decoder), *not_followed(self.model, self.sampling))
+
+
+def not_followed(model: Any, sampling: SamplingConfig) -> tuple[str, ...]:
+    """Return a sentence with the keys and values of a model's generation configuration that a run with `sampling` does
+    not follow; nothing where there are none.
+    """
+    config = getattr(model, "generation_config", None)
+    if config is None:
+        return ()
+    asked = {}
+    for key, value in config.to_diff_dict().items():
+        silent = key in _SILENT or any(part in key for part in _SILENT_PARTS)
+        if not silent and value not in (None, False, [], {}, 0) and value != _NEUTRAL.get(key):
+            asked[key] = value
+    if not getattr(config, "do_sample", False):
+        asked = {key: value for key, value in asked.items() if key not in _SAMPLED}  # it does not use them either
+    elif sampling.greedy:
+        asked = {"do_sample": True, **asked}
+    differing = {key: value for key, value in asked.items() if value != getattr(sampling, key, None)}
+    if not differing:
+        return ()
+    told = ", ".join(f"{key}={value}" for key, value in sorted(differing.items()))
+    return (
+        f"The checkpoint's generation_config.json asks for {told}, which is not followed: sampling.* alone says how "
+        "tokens are chosen, and of that file only the end tokens count.",
+    )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from specdec.clock import clock_for
 from specdec.errors import UsageError
-from specdec.models.arithmetic import arithmetic_of
+from specdec.models.arithmetic import ARITHMETIC
 from specdec.models.load import POCKET
 from specdec.plan.compositions import composed_parts
 from specdec.progress import LONG_S, duration, stage, tell
@@ -326,7 +326,7 @@ def load_target(values: dict[str, Any], device: torch.device) -> Target:
     text are computed.
     """
     target = targets.build({**values, "device": str(device)}, sampling=_SAMPLING)
-    arithmetic = arithmetic_of(target.model)
+    arithmetic = ARITHMETIC.get(target.model)
     if arithmetic is not None and arithmetic.sentence:
         logger.info("The target's states: %s", arithmetic.sentence)
     return target
