@@ -50,6 +50,13 @@ def typed(cls: type[T]) -> type[T]:
 
 
 @typed
+class Named:
+    """The configuration of a part by the name that its class is registered under; alone, of one without settings."""
+
+    name: str
+
+
+@typed
 class FolderPart:
     """A name of something that is written to a folder of this name; published things may be named by a whole path."""
 

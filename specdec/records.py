@@ -59,6 +59,12 @@ class Tree:
         return tuple(tuple(nodes) for nodes in lists)
 
     @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank of each node among its siblings: 0, 1, ... in the order of the nodes."""
+        ranks = {child: rank for children in self.children for rank, child in enumerate(children)}
+        return tuple(ranks[node] for node in range(len(self)))
+
+    @cached_property
     def leaves(self) -> tuple[int, ...]:
         """Nodes without children, in order."""
         return tuple(node for node, nodes in enumerate(self.children[1:]) if not nodes)

@@ -15,25 +15,18 @@ from typing import Any, Generic, TypeVar
 
 from pydantic.dataclasses import is_pydantic_dataclass
 
-from specdec.config import typed, validated
+from specdec.config import Named, validated
 from specdec.errors import UsageError, near_misses
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-@typed
-class NameAlone:
-    """The configuration of a class without settings."""
-
-    name: str
-
-
 def _config_type(cls: type) -> type:
     if is_pydantic_dataclass(cls):
         return cls
     if not any({"__init__", "from_config"} & vars(base).keys() for base in cls.__mro__[:-1]):
-        return NameAlone
+        return Named
     maker = getattr(getattr(cls, "from_config", None), "__func__", None) or vars(cls).get("__init__")
     annotation = getattr(maker, "__annotations__", {}).get("config")
     if annotation is None:
@@ -115,7 +108,7 @@ class Registry(Generic[T]):
                 that do not fit each other.
         """
         cls = self.get(config.name)
-        if isinstance(config, NameAlone):
+        if type(config) is Named:
             return cls()
         if isinstance(config, cls):
             return config

@@ -19,7 +19,7 @@ from specdec.folder.rounds_table import GenerationKey, generation_line, round_ta
 from specdec.records import EMPTY, Draft, Request, Source, TextStart, Tree, chain_tree
 from specdec.sampling import drawn
 from specdec.structures.base import Structure, structures
-from specdec.verifiers.base.contract import verifiers
+from specdec.verifiers.base import verifiers
 
 SIZE = 7
 

@@ -15,7 +15,7 @@ from specdec.registry import Registry
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import structures
 from specdec.targets.base import targets
-from specdec.verifiers.base.contract import verifiers
+from specdec.verifiers.base import verifiers
 
 
 @typed

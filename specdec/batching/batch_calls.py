@@ -8,8 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from specdec.batching.batch_target import BatchTarget
-from specdec.drafters.base import Drafter
-from specdec.drafters.base.contract import BatchDrafter
+from specdec.drafters.base import BatchDrafter, Drafter
 from specdec.records import Draft, TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
@@ -71,7 +70,7 @@ class _BatchAsDrafter(Drafter):
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._batch.reserve(text.capacity)
         for slot in self._whole.slots:
-            self._batch.start(slot, replace(text, in_step=False), self._whole.batch.states.get(slot))
+            self._batch.texts[slot].start(replace(text, in_step=False), self._whole.batch.states.get(slot))
 
     def draft(self, structure: Structure) -> Draft:
         self._whole.drafts = self._batch.draft(dict.fromkeys(self._whole.slots, structure))
@@ -79,4 +78,4 @@ class _BatchAsDrafter(Drafter):
 
     def observe(self, draft: Draft, logits: Tensor) -> None:
         for slot, own in self._whole.drafts.items():
-            self._batch.observe(slot, own, self._whole.batch.logits[slot])
+            self._batch.texts[slot].observe(own, self._whole.batch.logits[slot])

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from specdec.drafters.base import Drafter
-from specdec.drafters.base.contract import BatchDrafter
+from specdec.drafters.base import BatchDrafter, Drafter
 from specdec.models.decoder import CachedModel
 from specdec.targets.base import Target
 

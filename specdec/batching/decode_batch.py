@@ -12,7 +12,7 @@ import torch
 from specdec.batching.batch_target import BatchTarget
 from specdec.clock import Clock
 from specdec.decode import cut
-from specdec.drafters.base.contract import BatchDrafter
+from specdec.drafters.base import BatchDrafter
 from specdec.errors import NumericsError
 from specdec.observe import Decided, record
 from specdec.records import Generation, Marks, Request, Round, TextStart
@@ -139,7 +139,7 @@ def _begin(
         generator=request.draft_generator,
         reference=request.reference,
     )
-    drafter.start(slot, drafts, target.states.get(slot))
+    drafter.texts[slot].start(drafts, target.states.get(slot))
     return began, clock.mark()
 
 
@@ -171,9 +171,10 @@ def _step(
         path_tokens = [decision.tokens[node] for node in decision.path]
         committed[slot] = cut(path_tokens, decision.next_token, each.room, target.target.end_tokens)
         target.commit(slot, decision.path, decision.next_token)
-        if drafter.reads_logits:
-            drafter.observe(slot, drafts[slot], target.logits[slot])
-        drafter.commit(slot, committed[slot], target.states.get(slot))
+        own = drafter.texts[slot]
+        if own.capabilities.reads_logits:
+            own.observe(drafts[slot], target.logits[slot])
+        own.commit(committed[slot], target.states.get(slot))
     marks = Marks(start, drafted, verified, accepted, clock.mark(), (before, clock.watch.read()))
     for slot, each in active.items():
         tokens, context = committed[slot], len(each.request.prompt) + len(each.tokens)

@@ -7,9 +7,8 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 from torch import Tensor
 
-from specdec.config import AtLeastOne, Probability, typed
-from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
-from specdec.drafters.base.contract import Replay
+from specdec.config import AtLeastOne, Named, Probability, typed
+from specdec.drafters.base import Drafter, DrafterCapabilities, Replay, drafters
 from specdec.drafters.base.nested import Wrapper, named_below
 from specdec.errors import UsageError
 from specdec.records import Draft, TextStart
@@ -20,8 +19,7 @@ Rule = Literal["confidence", "heuristic"]
 
 
 @typed
-class AdaptiveConfig:
-    name: Literal["adaptive"]
+class AdaptiveConfig(Named):
     of: dict[str, Any]
     rule: Rule
     threshold: Probability

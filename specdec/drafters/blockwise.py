@@ -1,16 +1,13 @@
 """Blockwise parallel decoding (Stern et al. 1811.03115): heads predict the next block of tokens at once."""
 
-from typing import Literal
-
-from specdec.config import NonEmpty, typed
+from specdec.config import Named, NonEmpty, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.heads import Drafts, HeadsDrafter, HeadsDrafterConfig
 from specdec.targets.base import Target
 
 
 @typed
-class BlockwiseHeadsConfig:
-    name: Literal["blockwise"]
+class BlockwiseHeadsConfig(Named):
     model: NonEmpty
     drafts: Drafts
 
@@ -26,7 +23,5 @@ class BlockwiseHeads(HeadsDrafter):
 
     @classmethod
     def from_config(cls, config: BlockwiseHeadsConfig, target: Target) -> "BlockwiseHeads":  # type: ignore[override]
-        heads = HeadsDrafterConfig(
-            name=config.name, model=config.model, drafts=config.drafts, siblings="without_replacement"
-        )
+        heads = HeadsDrafterConfig(**vars(config), siblings="without_replacement")
         return super().from_config(heads, target)

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf, log, sqrt
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from specdec.config import AtLeastOne, Probability, typed
-from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
-from specdec.drafters.base.contract import Replay
+from specdec.config import AtLeastOne, Named, Probability, typed
+from specdec.drafters.base import Drafter, DrafterCapabilities, Replay, drafters
 from specdec.drafters.base.nested import Composite, built_part, checked_part, described
 from specdec.errors import UsageError
 from specdec.records import EMPTY, Draft, TextStart
@@ -21,8 +20,7 @@ Cost = Annotated[float, Field(ge=0.0)]
 
 
 @typed
-class CascadeConfig:
-    name: Literal["cascade"]
+class CascadeConfig(Named):
     of: dict[str, dict[str, Any]]
     gammas: list[AtLeastOne] | None
     costs: dict[str, Cost] | None
@@ -65,31 +63,19 @@ class Bandit:
 
     def __init__(self, arms: int, discount: float, exploration: float) -> None:
         self._discount, self._exploration = discount, exploration
-        self._rounds, self._tokens, self._cost = [0.0] * arms, [0.0] * arms, [0.0] * arms
+        self._sums = np.zeros((3, arms))  # rounds, tokens and cost of each arm
 
     def best(self, allowed: Sequence[int]) -> int:
-        everything = log(max(1.0, sum(self._rounds)))
-
-        def index(arm: int) -> float:
-            if self._rounds[arm] == 0:
-                return inf
-            width = sqrt(everything / self._rounds[arm])
-            return self._tokens[arm] / self._cost[arm] + self._exploration * width
-
-        return max(allowed, key=index)  # the first of equals
+        rounds, tokens, cost = self._sums[:, allowed]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            width = np.sqrt(np.log(max(1.0, self._sums[0].sum())) / rounds)
+            index = np.where(rounds > 0, tokens / cost + self._exploration * width, np.inf)
+        return allowed[int(index.argmax())]  # the first of equals
 
     def learn(self, arm: int, tokens: int, cost: float) -> None:
         """Take note of a round that `arm` drafted: the tokens that it committed, and its cost above 0."""
-        for sums, value in ((self._rounds, 1.0), (self._tokens, float(tokens)), (self._cost, cost)):
-            sums[:] = [self._discount * total for total in sums]
-            sums[arm] += value
-
-
-class Part(NamedTuple):
-    """A drafter to choose, and the time of a token of it as a share of a call of the target on one token."""
-
-    drafter: Drafter
-    cost: float
+        self._sums = self._sums * self._discount  # a new array: tables are shared by the drafters of a batch
+        self._sums[:, arm] += 1, tokens, cost
 
 
 @drafters.register("cascade")
@@ -115,17 +101,19 @@ class Cascade(Composite):
 
     def __init__(
         self,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, Drafter],
+        costs: Mapping[str, float],
         gammas: Sequence[int] | None,
         verification: float = 0.0,
         discount: float = 0.95,
         exploration: float = 0.3,
     ) -> None:
-        """Make one of at least one part, tried first in this order, and of depths to choose from; None for that of the
-        structure. Raises UsageError: no structure that all parts fill.
+        """Make one of at least one part, tried first in this order, of the time of a token of each as a share of a call
+        of the target on one token, and of depths to choose from; None for that of the structure. Raises UsageError: no
+        structure that all parts fill.
         """
-        self.parts, self._verification = dict(parts), verification
-        self.nested = {f"of.{label}": part.drafter for label, part in self.parts.items()}
+        self.parts, self.costs, self._verification = dict(parts), costs, verification
+        self.nested = {f"of.{label}": part for label, part in self.parts.items()}
         self._discount, self._exploration = discount, exploration
         depths = [None] if gammas is None else sorted(set(gammas))
         self._arms = [(label, depth) for label in self.parts for depth in depths]
@@ -149,13 +137,11 @@ class Cascade(Composite):
 
     @classmethod
     def from_config(cls, config: CascadeConfig, target: Target) -> "Cascade":
-        costs = config.costs or {}
-        parts: dict[str, Part] = {}
-        for label, values in config.of.items():
-            drafter = built_part(f"of.{label}", values, target)
-            relative = drafter.flops_per_token / target.flops_per_token if target.flops_per_token else 0.0
-            parts[label] = Part(drafter, costs.get(label, relative))
-        return cls(parts, config.gammas, config.verification, config.discount, config.exploration)
+        parts = {label: built_part(f"of.{label}", values, target) for label, values in config.of.items()}
+        whole = target.flops_per_token
+        costs = {label: part.flops_per_token / whole if whole else 0.0 for label, part in parts.items()}
+        costs |= config.costs or {}
+        return cls(parts, costs, config.gammas, config.verification, config.discount, config.exploration)
 
     def _begin(self) -> None:
         self.bandit = Bandit(len(self._arms), self._discount, self._exploration)
@@ -175,21 +161,20 @@ class Cascade(Composite):
         arm = self.bandit.best([arm for arm, depth in enumerate(depths) if depth <= most])
         label, depth = self._arms[arm]
         shape = structure if depth is None else structure.clamped(depth)
-        draft = self.parts[label].drafter.draft(shape)
+        draft = self.parts[label].draft(shape)
         self._drafted = arm, len(draft)
         return draft
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         if self._drafted is not None:
             arm, nodes = self._drafted
-            each = self.parts[self._arms[arm][0]].cost + self._verification
+            each = self.costs[self._arms[arm][0]] + self._verification
             self.bandit.learn(arm, len(tokens), 1 + nodes * each)
         self._drafted = None
         super().commit(tokens, states)
 
     def describe(self) -> dict[str, Any]:
-        costs = {label: part.cost for label, part in self.parts.items()}
-        return {**described({label: part.drafter for label, part in self.parts.items()}), "costs": costs}
+        return {**described(self.parts), "costs": dict(self.costs)}
 
     @property
     def flops_per_token(self) -> float:

@@ -3,14 +3,14 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from specdec.config import NonEmpty, typed
+from specdec.config import Named, NonEmpty, typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.ngrams.cache_folder import made_once
 from specdec.ngrams.corpus import open_corpus, tokenize, tokenizer_digest
@@ -28,8 +28,7 @@ _CHUNK = 256  # contexts whose laws are standardised at once
 
 
 @typed
-class CorpusNgramConfig:
-    name: Literal["corpus_ngram", "unigram", "bigram"]
+class CorpusNgramConfig(Named):
     order: Annotated[int, Field(ge=1, le=8)]
     corpus: NonEmpty | None
     field: NonEmpty | None
@@ -75,7 +74,6 @@ class CorpusNgram(Drafter):
 
     @classmethod
     def from_config(cls, config: CorpusNgramConfig, target: Target) -> "CorpusNgram":
-        """Raises UsageError: see `open_corpus`, `tokenize` and `made_once`."""
         corpus = open_corpus(config.corpus, config.field)
 
         def fit() -> NgramTable:

@@ -7,7 +7,7 @@ is dropped with it: nothing of a rejected token can stay behind.
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
-from specdec.drafters.base.network_drafter import Along, Drafts, FeatureDrafter
+from specdec.drafters.base.network_drafter import Along, Drafts, DrawnConfig, FeatureDrafter
 from specdec.eagle.eagle_network import BlockNetwork, EagleNetwork, MarkovHead
 from specdec.eagle.feature_network import KeysValues
 from specdec.errors import UsageError
@@ -32,12 +32,9 @@ _POSITIONS = 256  # whose logits are in memory at a time, when a text is replaye
 
 
 @typed
-class EagleDrafterConfig:
-    name: Literal["eagle"]
+class EagleDrafterConfig(DrawnConfig):
     model: str
     layers: list[Annotated[int, Field(ge=0)]] | None
-    drafts: Drafts
-    siblings: Siblings
 
 
 @drafters.register("eagle")
@@ -82,6 +79,7 @@ class Eagle(FeatureDrafter):
             raise UsageError(f"Bad value drafter.model: {error}; use another checkpoint, or drafter.layers.") from None
         super().__init__(target, network, offsets, drafts, siblings)
         self._about = about or {}
+        self.rows_of = BlockText if isinstance(network, BlockNetwork) else TextRows
         self.capabilities = replace(self.capabilities, vocab_size=network.vocab_size, deepest=network.config.deepest)
         self._begin(None)
 
@@ -92,9 +90,6 @@ class Eagle(FeatureDrafter):
             form = about["format"]
             logger.info("%s (%s) reads the inputs of blocks %s of the target.", config.model, form, boundaries)
         return cls(network, target, about, config.drafts, config.siblings)
-
-    def new_rows(self) -> "TextRows | BlockText":
-        return BlockText(self.network) if isinstance(self.network, BlockNetwork) else TextRows(self.network)
 
     def widened(self, logits: Tensor) -> Tensor:
         return self.network.over_target(logits)

@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.calibration import CalibrationText, CalibrationTextConfig, own_model
-from specdec.drafters.base.network_drafter import Drafts
+from specdec.drafters.base.network_drafter import Drafts, DrawnConfig
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.models.cache import KVCache
@@ -27,11 +27,8 @@ _NAMES = ("assistant_early_exit", "exit_layer")
 
 
 @typed
-class EarlyExitConfig(CalibrationTextConfig):
-    name: Literal["early_exit"]
+class EarlyExitConfig(CalibrationTextConfig, DrawnConfig):
     exit_layer: AtLeastOne | Literal["auto"]
-    drafts: Drafts
-    siblings: Siblings
 
 
 @dataclass(frozen=True)
@@ -48,13 +45,11 @@ class EarlyExit(SmallModel):
     q is the law of that model (see `NetworkDrafter`). A draft of gamma tokens takes gamma calls of E layers. Chains,
     rows and trees are made as `small_model` makes them.
 
-    The first E layers' keys and values of the committed text are read where the target wrote them: there is no prefill
-    and no second copy of the prefix. Those of drafted tokens stand in free slots behind the target's length. The target
-    computes them again when it verifies, through all layers, and writes them over these; so what it verifies depends on
-    no draft, and after a rejection nothing of a draft can be read. (LayerSkip's code lets the verification begin at
-    layer E + 1 instead, which saves E/L of it but holds only where both ways of computing give the same numbers.)
-    Without the target's cache (a replay, or paths of a tree evaluated apart, which leaves too few slots) it has a cache
-    of its own, with the same laws.
+    The keys and values of the committed text are read where the target wrote them, see `SharedDecoder`. The target
+    computes those of drafted tokens again when it verifies, through all layers: what it verifies depends on no draft.
+    (LayerSkip's code lets the verification begin at layer E + 1 instead, which saves E/L of it but
+    holds only where both ways of computing give the same numbers.) Without the target's cache, as in a replay, it has
+    one of its own, with the same laws.
 
     Any decoder-only target will do, and a checkpoint that was trained for it is better by far. A LayerSkip checkpoint
     is an ordinary Llama model: `+drafter=early_exit target.model=facebook/layerskip-llama3.2-1B`.

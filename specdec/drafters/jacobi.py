@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from specdec.config import typed
+from specdec.config import Named, typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.records import EMPTY, Draft, TextStart, chain_draft
 from specdec.structures.base import Structure
@@ -16,8 +16,7 @@ Guess = Literal["repeat", "prompt"]
 
 
 @typed
-class JacobiConfig:
-    name: Literal["jacobi"]
+class JacobiConfig(Named):
     guess: Guess
 
 
@@ -43,16 +42,13 @@ class Jacobi(Drafter):
 
     def __init__(self, config: JacobiConfig, target: Target) -> None:
         self._guess, self._device = config.guess, target.device
-        self._begin((0,))
-
-    def _begin(self, prompt: Sequence[int]) -> None:
-        self._prompt = torch.tensor(list(prompt), device=self._device)
-        self._length = len(prompt)  # of prompt and output, the root included
-        self._root = self._prompt[-1:]
-        self._guesses = self._prompt[:0]  # for the positions after the root
+        self.start(TextStart((0,), 1))
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        self._begin(text.prompt)
+        self._prompt = torch.tensor(list(text.prompt), device=self._device)
+        self._length = len(text.prompt)  # of prompt and output, the root included
+        self._root = self._prompt[-1:]
+        self._guesses = self._prompt[:0]  # for the positions after the root
 
     def draft(self, structure: Structure) -> Draft:
         gamma = structure.gamma

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator
 from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.calibration import CalibrationText, CalibrationTextConfig, Worth, own_model
-from specdec.drafters.base.network_drafter import Drafts
+from specdec.drafters.base.network_drafter import Drafts, DrawnConfig
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.models.decoder import Decoder
@@ -33,13 +33,10 @@ _FORMAT = "specdec skipped layers 1"
 
 
 @typed
-class LayerSkipConfig(CalibrationTextConfig):
-    name: Literal["layer_skip"]
+class LayerSkipConfig(CalibrationTextConfig, DrawnConfig):
     skip: Annotated[list[int | str], Field(min_length=1)] | Literal["auto"]
     units: Units
     evaluations: AtLeastOne
-    drafts: Drafts
-    siblings: Siblings
     cache_dir: NonEmpty | None
 
     @field_validator("skip")

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from itertools import cycle, islice
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, Named, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
@@ -20,8 +20,7 @@ AtLeastTwo = Annotated[int, Field(ge=2)]
 
 
 @typed
-class LookaheadConfig:
-    name: Literal["lookahead"]
+class LookaheadConfig(Named):
     window: AtLeastTwo
     ngram: AtLeastTwo
     candidates: AtLeastOne
@@ -69,9 +68,10 @@ class Lookahead(Lookup):
         self.nodes, self.depth = largest + config.candidates * levels, window + levels - 2
         # A column each, of which there are most in round 2, and a candidate each.
         self.branches = window + max(levels - 2, 0) + config.candidates
-        self._begin((0,))
+        self.start(TextStart((0,), 1))
 
-    def _begin(self, prompt: Sequence[int]) -> None:
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        prompt = text.prompt
         self._root = prompt[-1]
         self._rows = [list(islice(cycle(prompt), self._window + self._ngram - 3))]
         # For each first token, the continuations that were seen last, in the order in which they were seen.
@@ -79,6 +79,9 @@ class Lookahead(Lookup):
         self._latest = list(prompt[-self._ngram :])  # tokens of the text
         self._drafted: Draft | None = None
         self._ends: list[int | None] = []  # last nodes of the columns of that draft; None for a column left out
+        if self._pool_from_prompt:
+            for place in range(len(prompt) - self._ngram + 1):
+                self._note(prompt[place : place + self._ngram])
 
     def prepare(self, capacity: int, structure: Structure) -> None:
         """Raises UsageError: the structure has no room for the whole window and all candidates."""
@@ -93,12 +96,6 @@ class Lookahead(Lookup):
                     f"and drafter.candidates={self._candidates} need {needed} {what}, and it has {offered}; raise "
                     f"{structure.sized_by}, or lower these keys."
                 )
-
-    def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        self._begin(text.prompt)
-        if self._pool_from_prompt:
-            for place in range(len(text.prompt) - self._ngram + 1):
-                self._note(text.prompt[place : place + self._ngram])
 
     def _note(self, ngram: Sequence[int]) -> None:
         """Keep an n-gram. One that is known becomes the latest; the oldest goes where there are too many."""

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Self, cast
 
 from pydantic import Field, model_validator
 
-from specdec.config import typed
+from specdec.config import Named, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup, TokenLookup
 from specdec.drafters.base.nested import Composite, built_part, named_below
@@ -20,8 +20,7 @@ from specdec.tree_building.lookup_filling import NOTHING, Proposal, filled, merg
 
 
 @typed
-class MixedConfig:
-    name: Literal["mixed"]
+class MixedConfig(Named):
     context: dict[str, Any]
     bigram: dict[str, Any]
     context_rows: Annotated[int, Field(ge=0)] | None

@@ -1,22 +1,17 @@
 """MLP speculators ("accelerators") as IBM publishes them: stages that read one state and one token each."""
 
-from typing import Literal
-
 from specdec.config import NonEmpty, typed
 from specdec.drafters.base import drafters
-from specdec.drafters.base.heads import Drafts, HeadsDrafter
+from specdec.drafters.base.heads import HeadsDrafter
+from specdec.drafters.base.network_drafter import DrawnConfig
 from specdec.errors import UsageError
 from specdec.published.network_files import load_published
 from specdec.targets.base import Target
-from specdec.tree_building.siblings import Siblings
 
 
 @typed
-class MlpSpeculatorConfig:
-    name: Literal["mlp_speculator"]
+class MlpSpeculatorConfig(DrawnConfig):
     model: NonEmpty | None
-    drafts: Drafts
-    siblings: Siblings
 
 
 @drafters.register("mlp_speculator")

@@ -11,14 +11,13 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from specdec.config import AtLeastOne, NonEmpty, typed
+from specdec.config import AtLeastOne, Named, NonEmpty, typed
 from specdec.drafters.base import drafters
 from specdec.drafters.base.lookup import TokenLookup
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models.cache import CACHE
-from specdec.models.load import Dtype
+from specdec.models.load import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
 from specdec.ngrams.cache_folder import made_once, read_arrays, write_arrays
-from specdec.ngrams.source_model import SourceModel, source_model
 from specdec.progress import stage
 from specdec.sampling import among_largest
 from specdec.targets.base import Target
@@ -33,8 +32,7 @@ Extend = Literal["chain", "greedy"]
 
 
 @typed
-class ModelBigramConfig:
-    name: Literal["model_bigram"]
+class ModelBigramConfig(Named):
     model: NonEmpty | None
     dtype: Dtype
     begin: bool
@@ -67,6 +65,54 @@ class Form:
 class BigramTable:
     first: np.ndarray  # [V, k] int32, the most likely tokens y after each x, best first, equals by token number
     rest: np.ndarray  # [V, extended, width - 1] int32, the tokens of greedy decoding after x y
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """The model that a table of tokens is made from: a decoder-only one over the target's tokens."""
+
+    model: Any
+    name: str  # for messages
+    described: dict[str, Any]  # see `describe_model`
+    tokenizer: Any  # the target's, or the model's own where the target has none; None where neither has
+
+
+def source_model(name: str | None, dtype: Dtype, target: Target) -> SourceModel | None:
+    """Load the model that `drafter.model` and `drafter.dtype` name; null is the target's own, None if it has none.
+    Raises UsageError: an encoder-decoder, another vocabulary, a dtype but no model; ModelLoadError: see `load_model`.
+    """
+    if name is None:
+        if dtype != "auto":
+            raise UsageError(
+                f"Bad value drafter.dtype={dtype}: it is of drafter.model; the target's own model has target.dtype."
+            )
+        if target.model is None:
+            return None
+        if target.model.config.is_encoder_decoder:
+            raise UsageError(
+                "Bad value drafter.model=null: the target is an encoder-decoder, which says nothing about a token on "
+                "its own; use another drafter, such as ngram."
+            )
+        return SourceModel(target.model, "the target", target.describe(), target.tokenizer)
+    path = model_path(name)
+    model = load_model(path, dtype=resolve_dtype(dtype), device=target.device, attention="auto")
+    if model.config.is_encoder_decoder:
+        raise UsageError(
+            f"Bad value drafter.model={name}: it is an encoder-decoder, which says nothing about a token on its own; "
+            "use a decoder-only model."
+        )
+    size = model.config.get_text_config().vocab_size
+    if size != target.vocab_size:
+        raise UsageError(
+            f"Bad value drafter.model={name}: its vocabulary has {size} tokens and the target's {target.vocab_size}; "
+            f"use the target's own model (a recorded stream takes target.vocab_size={size})."
+        )
+    tokenizer = load_tokenizer(path)
+    if None not in (tokenizer, target.tokenizer) and tokenizer.get_vocab() != target.tokenizer.get_vocab():
+        raise UsageError(
+            f"Bad value drafter.model={name}: its tokenizer is not the target's; use the target's own model."
+        )
+    return SourceModel(model, name, describe_model(model, path), target.tokenizer or tokenizer)
 
 
 @drafters.register("model_bigram")

@@ -4,19 +4,19 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.config import AtLeastOne, NonEmpty, typed
+from specdec.config import AtLeastOne, Named, NonEmpty, typed
 from specdec.drafters.base import drafters
 from specdec.drafters.base.lookup import TokenLookup
+from specdec.drafters.model_bigram import source_model
 from specdec.errors import UsageError
 from specdec.models.load import Dtype
 from specdec.ngrams.corpus import CorpusPart, NgramCorpus, open_corpus, tokenize
-from specdec.ngrams.source_model import source_model
 from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
@@ -25,8 +25,7 @@ _CHUNK = 8192  # tokens whose embeddings are widened at once
 
 
 @typed
-class ModelUnigramConfig:
-    name: Literal["model_unigram"]
+class ModelUnigramConfig(Named):
     model: NonEmpty | None
     dtype: Dtype
     k: AtLeastOne

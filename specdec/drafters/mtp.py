@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.config import NonEmpty, typed
+from specdec.config import Named, NonEmpty, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.calibration import own_model
 from specdec.drafters.base.network_drafter import Along, Drafts, FeatureDrafter
@@ -25,8 +25,7 @@ from specdec.targets.base import Target
 
 
 @typed
-class MtpConfig:
-    name: Literal["mtp"]
+class MtpConfig(Named):
     model: NonEmpty | None
     drafts: Drafts
 
@@ -49,6 +48,7 @@ class Mtp(FeatureDrafter):
     )
 
     network: MtpNetwork
+    rows_of = MtpText
 
     not_finite = "The MTP heads' logits are not finite: the run stops here. Try target.dtype=float32."
 
@@ -78,9 +78,6 @@ class Mtp(FeatureDrafter):
         network = MtpModule().load(files, own).eval().requires_grad_(False)
         about = {"format": "MTP module", "commit": files.commit}
         return cls(network, target, about | {"sha256": content_hash(str(Path(name).expanduser()))}, config.drafts)
-
-    def new_rows(self) -> MtpText:
-        return MtpText(self.network)
 
     def draft(self, structure: Structure) -> Draft:
         if structure.gamma < 1 or (text := self.read()) is None:

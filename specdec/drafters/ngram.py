@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, Named, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
@@ -19,21 +19,13 @@ from specdec.records import Source, TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.tree_building.lookup_filling import NOTHING, Proposal, copied, filled, merged
-from specdec.tree_building.possible_rounds import (
-    Continuations,
-    PossibleRounds,
-    common_rows,
-    rows_rounds,
-    together,
-    tree_rounds,
-)
+from specdec.tree_building.possible_rounds import Continuations, PossibleRounds, copied_rounds
 
 Matches = Sequence[Sequence[int]]  # for each match length, the positions that followed a match, latest first
 
 
 @typed
-class NgramConfig:
-    name: Literal["ngram"]
+class NgramConfig(Named):
     q: Literal["auto", "longest", 1, 2, 3, 4, 5, 6, 7, 8]
     order_max: Annotated[int, Field(ge=1, le=16)]
     order_min: AtLeastOne
@@ -136,15 +128,10 @@ class Ngram(Lookup):
             room = limit - 1 - np.arange(first, first + len(places))
             at, begin = known.matches(orders, self._matches_max, places)
             left = places[at] - begin  # no row goes beyond the end of the text that is known there
-            size = np.minimum(np.minimum(room, structure.gamma)[at], left)
-            columns = (each[size > 0] for each in (at, begin, size, left))
-            found = Continuations(known.tokens, known.tokens, places, room, *columns)
-            if structure.rows is None:
-                parts.append(tree_rounds(found, structure, "ngram", counted=True))
-            else:
-                rows = common_rows(found, known.windows(structure.gamma))
-                parts.append(rows_rounds(found, rows, structure, "ngram"))
-        return together(parts)
+            found = Continuations(known.tokens, known.tokens, places, room, at, begin, left, left)
+            parts.append(copied_rounds(found, structure, "ngram", known.windows))
+        *columns, _ = zip(*parts, strict=True)
+        return PossibleRounds(*map(np.concatenate, columns), strategy="ngram")
 
     def rows(self, k: int, w: int) -> list[tuple[int, ...]]:
         """Return at most k continuations of the text, best first, of w tokens, or of fewer where the text ends before.

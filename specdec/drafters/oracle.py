@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec.config import Probability, typed
+from specdec.config import Named, Probability, typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
@@ -20,8 +20,7 @@ from specdec.targets.base.model_target import ModelTarget
 
 
 @typed
-class OracleConfig:
-    name: Literal["oracle"]
+class OracleConfig(Named):
     alpha: Probability
     step_ms: Annotated[float, Field(ge=0.0)]
     forced: bool

@@ -2,20 +2,20 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import NonNegativeInt
 from torch import Tensor
 
 from specdec.compiled.passes import compile_decoder
-from specdec.config import AtLeastOne, NonEmpty, typed
+from specdec.config import NonEmpty, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
-from specdec.drafters.base.network_drafter import Along, Drafts
-from specdec.drafters.small_model import SmallModel
+from specdec.drafters.base.network_drafter import Along, Drafts, DrawnConfig
+from specdec.drafters.small_model import DraftModelConfig, SmallModel
 from specdec.errors import UsageError
 from specdec.models.decoder import Decoder
-from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_dtype
+from specdec.models.load import model_path
 from specdec.models.model_files import is_gguf
 from specdec.published.checkpoint_files import open_checkpoint
 from specdec.published.formats.pard import mask_token_of
@@ -29,15 +29,9 @@ _ROWS = 256  # tokens in a call, when a text is replayed
 
 
 @typed
-class ParallelConfig:
-    name: Literal["parallel"]
+class ParallelConfig(DraftModelConfig, DrawnConfig):
     model: NonEmpty
     mask_token: NonNegativeInt | None
-    dtype: Dtype
-    attention: Literal["auto", "sdpa", "eager"]
-    drafts: Drafts
-    siblings: Siblings
-    prefill_chunk: AtLeastOne
 
 
 @drafters.register("parallel")
@@ -70,9 +64,7 @@ class Parallel(SmallModel):
         siblings: Siblings = "without_replacement",
         prefill_chunk: int = 512,
     ) -> None:
-        """Raises UsageError: a mask token that the model does not have, an encoder-decoder as the target, another
-        tokenizer; ModelLoadError: a model whose cache cannot be rolled back.
-        """
+        """Raises UsageError: a mask token that the model does not have; see `SmallModel`."""
         decoder = Decoder(model, model.name_or_path or type(model).__name__, prefill_chunk)
         if not 0 <= mask_token < decoder.vocab_size:
             raise UsageError(
@@ -84,9 +76,7 @@ class Parallel(SmallModel):
 
     @classmethod
     def from_config(cls, config: ParallelConfig, target: Target) -> "Parallel":  # type: ignore[override]
-        """Raises UsageError: no mask token is known; a checkpoint of another format (see `recognise`); a model that
-        cannot be loaded or does not fit the target.
-        """
+        """Raises UsageError: no mask token is known, an encoder-decoder as the target; see `recognise` and `load`."""
         if target.model is not None and target.model.config.is_encoder_decoder:
             raise UsageError(
                 "Drafter parallel drafts for decoder-only targets, and this one is an encoder-decoder: use "
@@ -100,13 +90,11 @@ class Parallel(SmallModel):
                 f"Bad value drafter.mask_token=null: {name} is a GGUF file, which does not name it; give the one that "
                 "the model was trained with."
             )
-        model = load_model(
-            name, dtype=resolve_dtype(config.dtype), device=target.device, attention=config.attention, kind="causal"
-        )
+        model, tokenizer = config.load(name, target, "causal")
         return cls(
             model,
             target,
-            load_tokenizer(name),
+            tokenizer,
             mask_token=mask_token,
             drafts=config.drafts,
             siblings=config.siblings,

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from specdec.config import NonEmpty, typed
+from specdec.config import Named, NonEmpty, typed
 from specdec.cost_model import DraftCost
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
@@ -23,8 +23,7 @@ from specdec.tree_building.possible_rounds import PossibleRounds, chain_rounds
 
 
 @typed
-class RecordedLengthsConfig:
-    name: Literal["recorded"]
+class RecordedLengthsConfig(Named):
     path: NonEmpty | None
     field: NonEmpty | None
     fixed_ms: Annotated[float, Field(ge=0.0)] | None
@@ -75,8 +74,7 @@ class RecordedLengths(Lookup):
         self.looks_up = kind == "lookup" or kind is None and any(word in _LOOKUPS for word in words)
         self._by_prompt = {stream.prompt: stream for stream in reversed(streams)}  # of equal prompts the first
         self._size = target.vocab_size
-        self._text: tuple[int, ...] = ()
-        self._lengths: tuple[int, ...] = ()
+        self._stream: Stream | None = None  # of the text, where there is a record of it
         self._position = 0
 
     @classmethod
@@ -138,20 +136,17 @@ class RecordedLengths(Lookup):
         return [chain_rounds(agreed, np.minimum(room, structure.gamma), self._field) for structure in structures]
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        stream = self._by_prompt.get(tuple(text.prompt))
-        self._text = () if stream is None else stream.generated
-        self._lengths = () if stream is None else stream.accepted_lengths[self._field]
-        self._position = 0
+        self._stream, self._position = self._by_prompt.get(tuple(text.prompt)), 0
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self._position += len(tokens)
 
     def propose(self, structure: Structure) -> Proposal:
-        gamma = structure.gamma
-        if gamma == 0 or self._position >= len(self._text):
+        gamma, stream = structure.gamma, self._stream
+        if gamma == 0 or stream is None or self._position >= len(stream.generated):
             return NOTHING
-        right = min(self._lengths[self._position] - 1, gamma)
-        recorded = self._text[self._position : self._position + gamma]
+        right = min(stream.accepted_lengths[self._field][self._position] - 1, gamma)
+        recorded = stream.generated[self._position : self._position + gamma]
         # A token shifted by one is always another one; beyond the record any token will do.
         wrong = tuple((token + 1) % self._size for token in recorded[right:])
         tokens = recorded[:right] + wrong

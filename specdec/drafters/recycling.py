@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Literal
 
 from torch import Tensor
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, Named, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup, check_siblings
 from specdec.records import Draft, TextStart
@@ -16,8 +15,7 @@ from specdec.tree_building.lookup_filling import Proposal, filled
 
 
 @typed
-class RecyclingConfig:
-    name: Literal["recycling"]
+class RecyclingConfig(Named):
     k: AtLeastOne
     persist: bool
 

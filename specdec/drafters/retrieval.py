@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from specdec.config import AtLeastOne, NonEmpty, typed
+from specdec.config import AtLeastOne, Named, NonEmpty, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
@@ -31,8 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @typed
-class RetrievalConfig:
-    name: Literal["retrieval"]
+class RetrievalConfig(Named):
     model: NonEmpty | None
     corpus: NonEmpty | None
     field: NonEmpty | None
@@ -72,16 +71,16 @@ class Retrieval(Lookup):
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="start")
 
-    def __init__(self, store: Datastore, config: RetrievalConfig, target: Target, about: dict[str, Any]) -> None:
+    def __init__(self, store: Datastore, config: RetrievalConfig, target: Target) -> None:
         super().__init__(target)
-        self._store, self._about = store, about
+        self._store = store
         self._least, self._most, self._limit = config.match_min, config.match_max, config.hits_max
         self._text: list[int] = []
 
     @classmethod
     def from_config(cls, config: RetrievalConfig, target: Target) -> "Retrieval":
-        store, about = _built(config, target) if config.model is None else _opened(config.model, target)
-        return cls(store, config, target, about)
+        store = _built(config, target) if config.model is None else _opened(config.model, target)
+        return cls(store, config, target)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._text = list(text.prompt)
@@ -100,10 +99,10 @@ class Retrieval(Lookup):
         return ContinuationTrie(rows, counted=True).proposal(structure, "retrieval") if rows else NOTHING
 
     def describe(self) -> dict[str, Any]:
-        return {"class": "Datastore", "weight_bytes": self._store.bytes, **self._about}
+        return {"class": "Datastore", "weight_bytes": self._store.bytes, **self._store.about}
 
 
-def _opened(model: str, target: Target) -> tuple[Datastore, dict[str, Any]]:
+def _opened(model: str, target: Target) -> Datastore:
     path = Path(model).expanduser()
     said, what = f"Bad value drafter.model={model}:", "no datastore, or a damaged one"
     index = path.suffix == ".idx" and path.is_file()
@@ -112,40 +111,37 @@ def _opened(model: str, target: Target) -> tuple[Datastore, dict[str, Any]]:
     try:
         if index:
             what = "no datastore of REST for the target"
-            store = open_rest_index(path, target.vocab_size)
-            return store, {"tokens": store.tokens, "source": path.name}
+            return open_rest_index(path, target.vocab_size)
         manifest = read_manifest(path)
         if (manifest.tokenizer, manifest.vocab_size) != (tokenizer_digest(target.tokenizer), target.vocab_size):
             raise UsageError(
                 f"{said} it was built with another tokenizer (of {manifest.vocab_size} tokens, from {manifest.source}) "
                 "than the target's; build one with drafter.model=null drafter.corpus=FILE."
             )
-        return open_datastore(path, manifest), manifest.facts
+        return open_datastore(path, manifest)
     except ValueError as error:
         raise UsageError(f"{said} this is {what} ({error}); build it again.") from None
     except OSError as error:
         raise UsageError(f"{said} it cannot be read: {error.strerror}.") from None
 
 
-def _built(config: RetrievalConfig, target: Target) -> tuple[Datastore, dict[str, Any]]:
-    corpus = open_corpus(config.corpus, config.field)
+def _built(config: RetrievalConfig, target: Target) -> Datastore:
+    corpus, tokenizer = open_corpus(config.corpus, config.field), tokenizer_digest(target.tokenizer)
 
-    def build() -> tuple[Datastore, dict[str, Any]]:
+    def build() -> Datastore:
         logger.info("Building a datastore of %s", corpus.name)
-        store = in_memory(tokenize(corpus, target.tokenizer, target.vocab_size), target.vocab_size)
-        return store, {"tokens": store.tokens, "source": corpus.name}
+        return in_memory(tokenize(corpus, target.tokenizer, target.vocab_size), target.vocab_size, corpus.name)
 
-    tokenizer = tokenizer_digest(target.tokenizer)
-
-    def write(folder: Path, built: tuple[Datastore, dict[str, Any]]) -> None:
-        write_datastore(folder, built[0], tokenizer, (corpus.name, corpus.digest()))
+    def write(folder: Path, store: Datastore) -> None:
+        write_datastore(folder, store, tokenizer, corpus.digest())
         logger.info("Wrote the datastore %s", folder)
 
-    def read(folder: Path) -> tuple[Datastore, dict[str, Any]]:
-        manifest = read_manifest(folder)
-        return open_datastore(folder, manifest), manifest.facts
-
-    def key() -> str:
-        return f"{corpus.digest()}/{tokenizer}/{target.vocab_size}"
-
-    return made_once(config.cache_dir, key, "datastore", build, write, read, suffix="")
+    return made_once(
+        config.cache_dir,
+        lambda: f"{corpus.digest()}/{tokenizer}/{target.vocab_size}",
+        "datastore",
+        build,
+        write,
+        lambda folder: open_datastore(folder, read_manifest(folder)),
+        suffix="",
+    )

@@ -1,7 +1,7 @@
 """A smaller language model that drafts token by token, over a cache of its own."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, Literal
 
@@ -11,37 +11,43 @@ from torch.nn.functional import pad
 
 from specdec.compiled.cuda_graphs import Choice, StaticLoop, joined, trusted
 from specdec.compiled.passes import compile_decoder
-from specdec.config import AtLeastOne, NonEmpty, typed
-from specdec.drafters.base import DrafterCapabilities, drafters
-from specdec.drafters.base.contract import BatchDrafter
-from specdec.drafters.base.network_drafter import Drafts, GrowingChain, NetworkDrafter
+from specdec.config import AtLeastOne, Named, NonEmpty, typed
+from specdec.drafters.base import BatchDrafter, DrafterCapabilities, drafters
+from specdec.drafters.base.network_drafter import Drafts, DrawnConfig, GrowingChain, NetworkDrafter
 from specdec.errors import NumericsError, UsageError
 from specdec.models.decoder import Decoder
-from specdec.models.load import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
+from specdec.models.load import Dtype, Kind, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
 from specdec.models.model_files import check_revision
 from specdec.models.probe import open_decoder, said_of
 from specdec.models.quantization import said_of_weights
 from specdec.models.ragged_decoder import RaggedDecoder, SlotDecoder
 from specdec.models.seq2seq import Seq2SeqDecoder, decoder_of
-from specdec.records import EMPTY, Draft, TextStart, chain_draft, chain_tree
+from specdec.records import EMPTY, Draft, TextStart, Tree, chain_draft, chain_tree
 from specdec.sampling import one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.model_tree import Growing, TreeModel, draft_tree, draft_trees
-from specdec.tree_building.siblings import Siblings
+from specdec.tree_building.siblings import Asked, Growth, Siblings, grow_together, growing, index_on
 from specdec.tree_building.translation import Translation, check_same
 
 
 @typed
-class SmallModelConfig:
-    name: Literal["small_model"]
-    model: str
+class DraftModelConfig(Named):
+    """The settings of a transformers model that drafts."""
+
     dtype: Dtype
     attention: Literal["auto", "sdpa", "eager"]
-    drafts: Drafts
-    siblings: Siblings
-    translate: bool
     prefill_chunk: AtLeastOne
+
+    def load(self, name: str, target: Target, kind: Kind, revision: str | None = None) -> tuple[Any, Any]:
+        """Return the model and its tokenizer, see `load_model` and `load_tokenizer`, on the target's device."""
+        how: dict[str, Any] = {"dtype": resolve_dtype(self.dtype), "device": target.device, "attention": self.attention}
+        return load_model(name, kind=kind, revision=revision, **how), load_tokenizer(name, revision)
+
+
+@typed
+class SmallModelConfig(DraftModelConfig, DrawnConfig):
+    model: str
+    translate: bool
     revision: NonEmpty | None
 
 
@@ -115,18 +121,12 @@ class SmallModel(NetworkDrafter):
     def from_config(cls, config: SmallModelConfig, target: Target) -> "SmallModel":
         name = model_path(config.model, "drafter")
         check_revision(name, config.revision, "drafter.revision")
-        model = load_model(
-            name,
-            dtype=resolve_dtype(config.dtype),
-            device=target.device,
-            attention=config.attention,
-            kind="encoder_decoder" if _is_encoder_decoder(target) else "causal",
-            revision=config.revision,
-        )
+        kind: Kind = "encoder_decoder" if _is_encoder_decoder(target) else "causal"
+        model, tokenizer = config.load(name, target, kind, config.revision)
         return cls(
             model,
             target,
-            load_tokenizer(name, config.revision),
+            tokenizer,
             drafts=config.drafts,
             siblings=config.siblings,
             translate=config.translate,
@@ -184,10 +184,8 @@ class SmallModel(NetworkDrafter):
 
     def draft(self, structure: Structure) -> Draft:
         if not structure.single:
-            tree = self._growing(structure)
-            if tree is None:
-                return EMPTY
-            return self.checked(draft_tree([tree.model], tree.structure, self.how(structure), self.generator))
+            tree = self._begun_tree(structure)
+            return EMPTY if tree is None else self.checked(draft_tree([tree[0]], tree[1]))
         begun = self._begun_chain(structure)
         if begun is None:
             return EMPTY
@@ -221,20 +219,20 @@ class SmallModel(NetworkDrafter):
     def _context(self) -> list[int]:
         return self._text if self.translation is None else self.translation.read(self._text)
 
-    def _growing(self, structure: Structure) -> Growing | None:
-        """Return the rows or the tree that fit in the model's context, before they grow; None where nothing fits."""
+    def _begun_tree(self, structure: Structure) -> "tuple[TreeModel, Growth] | None":
+        """Return the model, and the rows or the tree that fit in its context, before they grow; None where none do."""
         gamma = self.reach(structure.gamma)
         if gamma < 1:
             return None
         shape = structure.clamped(gamma)
-        return Growing(self.tree_model(shape, self.strategy), shape, self.generator)
+        return self.tree_model(shape), growing(shape, self.how(shape), self.strategy, self.generator)
 
     def reach(self, gamma: int, context: Sequence[int] | None = None) -> int:
         """Return how many levels of `gamma` fit behind the text in the model's context, below 1 where none do."""
         context = self._context() if context is None else context
         return min(gamma, self._decoder.context_length + 1 - len(context)) if context else 0
 
-    def tree_model(self, structure: Structure, strategy: str) -> TreeModel:
+    def tree_model(self, structure: Structure) -> "TreeModel":
         """Return this model as one that drafts rows or a tree after the text so far, which has to fit in its context.
         Raises UsageError: between tokenizers, or from an encoder-decoder.
         """
@@ -248,7 +246,7 @@ class SmallModel(NetworkDrafter):
                 "use structure=chain."
             )
         laws = self.standardise(structure)
-        return TreeModel(strategy, decoder, self.lacking(), lambda logits: laws(self.align(logits)))
+        return TreeModel(decoder, self.lacking(), lambda logits: laws(self.align(logits)))
 
     def lacking(self) -> list[int]:
         """Return the committed tokens that the cache lacks, at least one, for a caller that evaluates them itself and
@@ -361,6 +359,53 @@ class SmallModel(NetworkDrafter):
         return self._decoder.flops_per_token
 
 
+class TreeModel:
+    """A model that drafts a tree, at the beginning of a round: the calls that it takes, and the laws that it gives."""
+
+    def __init__(self, decoder: Decoder, pending: Sequence[int], laws: Callable[[Tensor], Tensor]) -> None:
+        """Make one of the committed tokens that its cache lacks, the root last, and what turns its logits [M, D] into
+        laws [M, V] over the target's tokens, or into scores.
+        """
+        self.decoder, self._of_logits = decoder, laws
+        # Slots of the text in the cache, once it has read what is pending.
+        self.committed = decoder.length + len(pending)
+        self._pending = torch.tensor(pending).to(decoder.device, non_blocking=True)
+
+    def reads(self, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> tuple[Tensor, Tree]:
+        """Return what the next call evaluates, for laws after nodes of the draft so far: ids beyond the model's own
+        stand for no token; it reads its first one instead.
+        """
+        if len(tree) == 0:
+            return self._pending, chain_tree(len(self._pending) - 1)
+        self.decoder.length = self.committed - 1
+        known = torch.where(tokens < self.decoder.vocab_size, tokens, 0)
+        return torch.cat([self._pending[-1:], known]), tree
+
+    def laws(self, logits: Tensor, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+        """Return the laws after the nodes, by the logits of that call."""
+        if len(tree) == 0:
+            return self._of_logits(logits[-1:])
+        wanted = index_on(logits.device, tuple(node + 1 for node in nodes))
+        return self._of_logits(logits.index_select(0, wanted))
+
+
+def draft_tree(models: Sequence[TreeModel], growth: Growth) -> Draft:
+    """Draft with one call of each model for each level (see `growing` for how several models share the siblings). The
+    first call is over `pending`, the others over root and all nodes so far, from the root's place in the cache on, with
+    the tree's mask. Nodes are evaluated again at every level, because the cache holds one sequence and none of the
+    branches beside it. Afterwards each cache has the committed text and no node of the draft.
+    """
+
+    def after(asked: Asked) -> Tensor:
+        laws = [model.laws(model.decoder.forward(*model.reads(*asked)), *asked) for model in models]
+        return torch.stack(laws) if len(laws) > 1 else laws[0]  # [K, M, V]
+
+    draft = grow_together({0: growth}, lambda asked: {0: after(asked[0])})[0]
+    for model in models:
+        model.decoder.length = model.committed
+    return draft
+
+
 class BatchedSmallModel(BatchDrafter):
     """One model that drafts for several texts, over a cache with a length for each: every token of the drafts, or every
     level of trees, takes one call on all texts. Its calls are eager.
@@ -376,7 +421,7 @@ class BatchedSmallModel(BatchDrafter):
         self._ragged.reserve(capacity)
 
     def draft(self, structures: Mapping[int, Structure]) -> dict[int, Draft]:
-        drafts, trees = dict.fromkeys(structures, EMPTY), dict[int, Growing]()
+        drafts, trees, growths = dict.fromkeys(structures, EMPTY), dict[int, TreeModel](), dict[int, Growth]()
         chains, read = dict[int, GrowingChain](), dict[int, Tensor]()  # and what the next call reads
         for slot, structure in structures.items():
             text = self.texts[slot]
@@ -384,12 +429,21 @@ class BatchedSmallModel(BatchDrafter):
                 if (begun := text._begun_chain(structure)) is not None:
                     pending, chains[slot] = begun
                     read[slot] = torch.tensor(pending).to(self._ragged.device, non_blocking=True)
-            elif (tree := text._growing(structure)) is not None:
-                trees[slot] = tree
-        if trees:
-            how = self.texts[next(iter(trees))].how(structures[next(iter(trees))])
-            grown = draft_trees(trees, self._ragged, how)
-            drafts |= {slot: self.texts[slot].checked(draft) for slot, draft in grown.items()}
+            elif (tree := text._begun_tree(structure)) is not None:
+                trees[slot], growths[slot] = tree
+
+        def after(asked: Mapping[int, Asked]) -> dict[int, Tensor]:
+            read = [trees[slot].reads(*wanted) for slot, wanted in asked.items()]
+            calls = self._ragged.forward(list(asked), [tokens for tokens, _ in read], [tree for _, tree in read])
+            return {
+                slot: trees[slot].laws(logits, *wanted)
+                for (slot, wanted), logits in zip(asked.items(), calls, strict=True)
+            }
+
+        # One call for each level of all trees, as `draft_tree` does for one text.
+        for slot, grown in grow_together(growths, after).items():
+            trees[slot].decoder.length = trees[slot].committed
+            drafts[slot] = self.texts[slot].checked(grown)
         any_text = self.texts[0]
         # Chains take a call for each token; a text leaves when its draft is long enough or no longer likely.
         while read:

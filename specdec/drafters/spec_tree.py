@@ -8,27 +8,22 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import Tensor
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.nested import Composite, described
 from specdec.drafters.base.network_drafter import NetworkDrafter
-from specdec.drafters.small_model import SmallModel, SmallModelConfig
+from specdec.drafters.small_model import DraftModelConfig, SmallModel, SmallModelConfig, draft_tree
 from specdec.errors import UsageError
-from specdec.models.load import Dtype
 from specdec.records import EMPTY, Draft, TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
-from specdec.tree_building.model_tree import draft_tree
+from specdec.tree_building.siblings import growing
 
 
 @typed
-class SpecTreeConfig:
-    name: Literal["spec_tree"]
+class SpecTreeConfig(DraftModelConfig):
     models: Annotated[list[str], Field(min_length=1)]
     children: Literal["sampled", "ranked"]
-    dtype: Dtype
-    attention: Literal["auto", "sdpa", "eager"]
-    prefill_chunk: AtLeastOne
 
 
 @drafters.register("spec_tree")
@@ -39,10 +34,8 @@ class SpecTree(Composite, NetworkDrafter):
 
     `sampled`: each child is drawn from its own model's law, standardised by the target's own sampling, without the
     tokens of the siblings before it; q is that law. Multi-round rejection tests siblings in the order in which they
-    were drawn, each with the q that it was drawn from given those before it, whoever drew it. So it is exact for
-    several models as it is for one (Sequoia 2402.12374 and RSD 2402.14160 for one model, SpecInfer's Algorithm 2 for
-    independent draws of several). Independent draws would need two q for a token that two models draw, so there are
-    none.
+    were drawn, each with its q, whoever drew it; so it is exact for several models as it is for one (Sequoia 2402.12374
+    and RSD 2402.14160 for one, SpecInfer's Algorithm 2 for independent draws of several, which are not made here).
     `ranked`, and every draft under a greedy target: the most likely tokens, point masses.
 
     A draft takes a call of each model for every level. All models need the target's tokenizer; decoder-only. Where a
@@ -67,18 +60,17 @@ class SpecTree(Composite, NetworkDrafter):
 
     @classmethod
     def from_config(cls, config: SpecTreeConfig, target: Target) -> "SpecTree":
-        models: dict[str, SmallModel] = {}
+        models = dict[str, SmallModel]()
+        shared: dict[str, Any] = {key: getattr(config, key) for key in ("dtype", "attention", "prefill_chunk")}
         for name in config.models:
             of_one = SmallModelConfig(
                 name="small_model",
                 model=name,
-                dtype=config.dtype,
-                attention=config.attention,
                 drafts="greedy" if config.children == "ranked" else "sampled",
                 siblings="without_replacement",
                 translate=False,
-                prefill_chunk=config.prefill_chunk,
                 revision=None,
+                **shared,
             )
             model = SmallModel.from_config(of_one, target)
             if model.model.config.is_encoder_decoder:
@@ -107,8 +99,8 @@ class SpecTree(Composite, NetworkDrafter):
         if not able:
             return EMPTY
         shape = structure.clamped(min(reach[name] for name in able))
-        growing = [self.models[name].tree_model(shape, name) for name in able]
-        return self.checked(draft_tree(growing, shape, self.how(shape), self.generator))
+        models = [self.models[name].tree_model(shape) for name in able]
+        return self.checked(draft_tree(models, growing(shape, self.how(shape), able, self.generator)))
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         NetworkDrafter.commit(self, tokens)

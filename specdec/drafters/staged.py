@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from specdec.config import typed
+from specdec.config import Named, typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.base.nested import Composite, built_part, checked_part, described, named_below
 from specdec.drafters.small_model import SmallModel
@@ -23,8 +23,7 @@ from specdec.verifiers.speculative_sampling import SpeculativeSampling
 
 
 @typed
-class StagedConfig:
-    name: Literal["staged"]
+class StagedConfig(Named):
     of: dict[str, Any]
     by: dict[str, Any]
     structure: dict[str, Any]

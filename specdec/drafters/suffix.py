@@ -2,13 +2,13 @@
 
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, Named, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.ngrams.suffix_automaton import START, Match, SuffixAutomaton
@@ -16,18 +16,11 @@ from specdec.records import TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.tree_building.lookup_filling import NOTHING, ContinuationTrie, Proposal, copied
-from specdec.tree_building.possible_rounds import (
-    Continuations,
-    PossibleRounds,
-    different_rows,
-    rows_rounds,
-    tree_rounds,
-)
+from specdec.tree_building.possible_rounds import Continuations, PossibleRounds, copied_rounds
 
 
 @typed
-class SuffixConfig:
-    name: Literal["suffix"]
+class SuffixConfig(Named):
     match_min: AtLeastOne
     factor: Annotated[float, Field(ge=0.0)]
     offset: float
@@ -115,31 +108,22 @@ class Suffix(Lookup):
             found += [(place, *match, earlier) for match, earlier in self._matches(most)]
             self.commit((token,))
         matches = np.array(found, dtype=np.int64).reshape(-1, 4).T
-        return [self._rounds_of(matches, prompt, text, limit, structure) for structure in structures]
-
-    def _rounds_of(
-        self, matches: np.ndarray, prompt: Sequence[int], text: Sequence[int], limit: int, structure: Structure
-    ) -> PossibleRounds:
-        """Return what the matches [4, M] make of a structure: for each its place, length and position, and 1 for an
-        earlier output.
-        """
         known, outputs = np.array((*prompt, *text)), np.frombuffer(self._outputs_text, dtype=np.int64)
-        if structure.single:  # the longest match alone
-            matches = matches[:, np.diff(matches[0], prepend=-1) > 0]
-        at, length, begin, earlier = matches
-        places, room = len(prompt) + np.arange(len(text)), limit - 1 - np.arange(len(text))
-        wanted = (self._config.factor * length + self._config.offset + 1e-6).astype(np.int64)
-        size = np.minimum(np.minimum(room, structure.gamma)[at], wanted)
+        tokens, places = np.concatenate([known, outputs]), len(prompt) + np.arange(len(text))
+        room = limit - 1 - np.arange(len(text))
         ends = np.append(np.flatnonzero(outputs == _BETWEEN), len(outputs))
-        left = np.where(earlier > 0, ends[np.searchsorted(ends, begin).clip(max=len(ends) - 1)], places[at]) - begin
-        size = np.where(earlier > 0, np.minimum(size, left), size)
-        begin = begin + len(known) * earlier
-        kept = (size > 0) & (length >= self._config.match_min)
-        columns = (each[kept] for each in (at, begin, size, left))
-        found = Continuations(known, np.concatenate([known, outputs]), places, room, *columns)
-        if structure.rows is None:
-            return tree_rounds(found, structure, "suffix", counted=False)
-        return rows_rounds(found, different_rows(found), structure, "suffix")
+        rounds: list[PossibleRounds] = []
+        for structure in structures:
+            longest = np.diff(matches[0], prepend=-1) > 0  # of each place: a chain copies this match alone
+            at, length, begin, earlier = matches[:, longest] if structure.single else matches
+            end = np.where(earlier > 0, ends[np.searchsorted(ends, begin).clip(max=len(ends) - 1)], places[at])
+            left = end - begin
+            size = (self._config.factor * length + self._config.offset + 1e-6).astype(np.int64)
+            size = np.where(earlier > 0, np.minimum(size, left), size)
+            size[length < self._config.match_min] = 0
+            found = Continuations(known, tokens, places, room, at, begin + len(known) * earlier, size, left)
+            rounds.append(copied_rounds(found, structure, "suffix"))
+        return rounds
 
     def _rows(self, matches: int, width: int) -> list[tuple[int, ...]]:
         """Return what followed the longest `matches` matches, at most `width` tokens of each."""

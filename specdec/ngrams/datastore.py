@@ -10,9 +10,10 @@ import mmap
 import os
 import shutil
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,11 +39,6 @@ class Manifest:
     sha256: dict[str, str]  # of each file, by name
     format: str = _FORMAT
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The facts that a run records of the datastore."""
-        return {"tokens": self.tokens, "source": self.source, "sha256": self.sha256["tokens"]}
-
 
 class Chunk:
     """Tokens [T] and their suffixes in order [T]: places of the text, sorted by what stands from there on.
@@ -50,9 +46,12 @@ class Chunk:
     A suffix that is the beginning of another comes before it.
     """
 
-    def __init__(self, tokens: memoryview, suffixes: memoryview) -> None:
-        self.tokens, self.suffixes = tokens, suffixes
+    def __init__(self, tokens: memoryview | np.ndarray, suffixes: memoryview | np.ndarray) -> None:
+        self.tokens, self.suffixes = memoryview(tokens), memoryview(suffixes)
         self._begins: dict[int, tuple[int, int]] = {}  # token -> its range of suffixes, as far as asked for
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Chunk, (np.asarray(self.tokens), np.asarray(self.suffixes))
 
     def lower(self, pattern: list[int]) -> tuple[int, int, bool]:
         """Return where the suffixes that begin with `pattern` begin, an end of the search for their end, and whether
@@ -84,23 +83,21 @@ class Datastore:
     """A text, cut in chunks or whole. A look-up takes some binary searches, whatever the number of hits."""
 
     def __init__(
-        self, chunks: Sequence[Chunk], boundary: int | None, opened_by: "Callable[[], Datastore] | None" = None
+        self,
+        chunks: Sequence[Chunk],
+        boundary: int | None,
+        about: Mapping[str, Any],
+        opened_by: "Callable[[], Datastore] | None" = None,
     ) -> None:
         # The number between documents, which no continuation passes, and what opens the files in another process.
         self.chunks, self.boundary, self._opened_by = tuple(chunks), boundary, opened_by
+        self.about = {"tokens": sum(len(chunk.tokens) for chunk in chunks), **about}  # the facts that a run records
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send files to another process by their names, and what is in memory as arrays."""
         if self._opened_by is not None:
             return self._opened_by, ()
-        return _of_arrays, (
-            [(np.asarray(each.tokens), np.asarray(each.suffixes)) for each in self.chunks],
-            self.boundary,
-        )
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(chunk.tokens) for chunk in self.chunks)
+        return Datastore, (self.chunks, self.boundary, self.about)
 
     @property
     def bytes(self) -> int:
@@ -125,16 +122,14 @@ class Datastore:
                 longest = middle - 1
         pattern = list(context[-length:])
         ranges = [(chunk, *chunk.matches(pattern)) for chunk in self.chunks]
-        total = sum(stop - start for _, start, stop in ranges)
+        ends = list(accumulate(stop - start for _, start, stop in ranges))
+        total = ends[-1]
         wanted = [(2 * number + 1) * total // (2 * limit) for number in range(limit)] if total > limit else range(total)
         rows: list[list[int]] = []
-        before, index = 0, 0
         for number in wanted:
-            while number - before >= ranges[index][2] - ranges[index][1]:
-                before += ranges[index][2] - ranges[index][1]
-                index += 1
-            chunk, start, _ = ranges[index]
-            place = chunk.suffixes[start + number - before] + length
+            index = bisect_right(ends, number)
+            chunk, _, stop = ranges[index]
+            place = chunk.suffixes[stop - ends[index] + number] + length
             row = chunk.tokens[place : place + width].tolist()
             if self.boundary in row:
                 del row[row.index(self.boundary) :]
@@ -162,19 +157,15 @@ def suffix_order(tokens: np.ndarray) -> np.ndarray:
     return places.astype(np.int32) if len(tokens) < 2**31 else places
 
 
-def in_memory(stream: np.ndarray, vocab_size: int) -> Datastore:
-    """Return a datastore of a stream [T] int32 with a negative number before every document, kept in no file."""
+def in_memory(stream: np.ndarray, vocab_size: int, source: str) -> Datastore:
+    """Return a datastore of the text of this name, a stream [T] int32 with a negative number before every document."""
     tokens = np.where(stream < 0, vocab_size, stream).astype(np.uint16 if vocab_size < _NARROW else np.uint32)
-    return _of_arrays([(tokens, suffix_order(tokens))], vocab_size)
+    return Datastore([Chunk(tokens, suffix_order(tokens))], vocab_size, {"source": source})
 
 
-def _of_arrays(chunks: Sequence[tuple[np.ndarray, np.ndarray]], boundary: int | None) -> Datastore:
-    return Datastore([Chunk(tokens.data, suffixes.data) for tokens, suffixes in chunks], boundary)
-
-
-def write_datastore(folder: Path, store: Datastore, tokenizer: str, about: tuple[str, str]) -> None:
-    """Write a datastore of `in_memory`, with name and hash of its text; a reader never sees half a folder. What
-    `folder` held before is replaced. Raises OSError.
+def write_datastore(folder: Path, store: Datastore, tokenizer: str, digest: str) -> None:
+    """Write a datastore of `in_memory`, with the hash of its text, in place of what `folder` held; a reader never sees
+    half a folder. Raises OSError.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
@@ -191,8 +182,8 @@ def write_datastore(folder: Path, store: Datastore, tokenizer: str, about: tuple
             vocab_size,
             tokens=len(tokens),
             documents=int((tokens == vocab_size).sum()),
-            source=about[0],
-            source_digest=about[1],
+            source=store.about["source"],
+            source_digest=digest,
             sha256={name: _sha256(part / f"{name}.npy") for name in _FILES},
         )
         (part / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
@@ -231,13 +222,14 @@ def open_datastore(folder: Path, manifest: Manifest) -> Datastore:
             raise ValueError(f"it has no {path.name}")
         if _sha256(path) != manifest.sha256.get(name):
             raise ValueError(f"the content of {path.name} is not what its manifest.json says")
+    about = {"source": manifest.source, "sha256": manifest.sha256["tokens"]}
     if manifest.tokens == 0:  # there is nothing to map
-        return Datastore([], manifest.vocab_size)
+        return Datastore([], manifest.vocab_size, about)
     tokens, suffixes = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in _FILES)
     if not len(tokens) == len(suffixes) == manifest.tokens:
         raise ValueError(f"its files do not hold the {manifest.tokens} tokens of its manifest.json")
     again = partial(open_datastore, folder, manifest)
-    return Datastore([Chunk(tokens.data, suffixes.data)], manifest.vocab_size, again)
+    return Datastore([Chunk(tokens, suffixes)], manifest.vocab_size, about, again)
 
 
 def open_rest_index(path: Path, vocab_size: int) -> Datastore:
@@ -247,10 +239,10 @@ def open_rest_index(path: Path, vocab_size: int) -> Datastore:
     It knows no tokenizer and no boundaries between documents. Raises OSError, or ValueError: the file is damaged, or
     holds tokens outside the vocabulary; the message says which.
     """
-    chunks: list[Chunk] = []
+    chunks, about = list[Chunk](), {"source": path.name}
     with path.open("rb") as file:
         if path.stat().st_size == 0:
-            return Datastore([], None)
+            return Datastore([], None, about)
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     offset = 0
     while offset < len(content):
@@ -263,7 +255,7 @@ def open_rest_index(path: Path, vocab_size: int) -> Datastore:
         if len(tokens) and (largest := int(np.asarray(tokens).max())) >= vocab_size:
             raise ValueError(f"its token {largest} is not among the target's {vocab_size}")
         chunks.append(Chunk(tokens, suffixes))
-    return Datastore(chunks, None, partial(open_rest_index, path, vocab_size))
+    return Datastore(chunks, None, about, partial(open_rest_index, path, vocab_size))
 
 
 def _block(content: memoryview, offset: int, kind: Literal["H", "i"]) -> tuple[memoryview, int]:

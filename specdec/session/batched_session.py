@@ -11,8 +11,7 @@ from specdec.batching.batch_calls import calibrate_batch
 from specdec.batching.batch_drafter import batch_drafter
 from specdec.batching.batch_target import BatchTarget, batch_target
 from specdec.batching.decode_batch import BatchDecoded, decode_batch
-from specdec.drafters.base import Drafter
-from specdec.drafters.base.contract import BatchDrafter
+from specdec.drafters.base import BatchDrafter, Drafter
 from specdec.errors import NumericsError
 from specdec.prompts import Prompt
 from specdec.records import Generation, Request
@@ -119,7 +118,8 @@ class BatchedSession(Session):
     def _remember(self, prompt: Prompt, output: Sequence[int]) -> None:
         super()._remember(prompt, output)
         for drafter in self._drafters.values():
-            drafter.remember(prompt.tokens, output)
+            for own in drafter.texts:
+                own.remember(prompt.tokens, output)
 
     @property
     def _held_bytes(self) -> int:

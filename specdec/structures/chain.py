@@ -1,15 +1,12 @@
 """One sequence of gamma tokens: the draft of Leviathan et al. 2211.17192."""
 
-from typing import Literal
-
-from specdec.config import DraftSize, typed
+from specdec.config import DraftSize, Named, typed
 from specdec.records import Tree, chain_tree
 from specdec.structures.base import Structure, structures
 
 
 @typed
-class ChainConfig:
-    name: Literal["chain"]
+class ChainConfig(Named):
     gamma: DraftSize
 
 

@@ -1,16 +1,14 @@
 """A tree whose topology follows the drafter's confidence, a new one in each round (EAGLE-2 2406.16858, section 4)."""
 
 from functools import cached_property
-from typing import Literal
 
-from specdec.config import DraftSize, typed
+from specdec.config import DraftSize, Named, typed
 from specdec.records import Tree, shared_tree
 from specdec.structures.base import Beam, Structure, structures
 
 
 @typed
-class DynamicConfig:
-    name: Literal["dynamic"]
+class DynamicConfig(Named):
     nodes: DraftSize
     depth: DraftSize
     branching: DraftSize

@@ -2,19 +2,18 @@
 
 from functools import cached_property
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
-from specdec.config import DraftSize, typed
+from specdec.config import DraftSize, Named, typed
 from specdec.errors import UsageError
 from specdec.records import Tree, shared_tree
 from specdec.structures.base import Structure, structures
 
 
 @typed
-class ExpansionConfig:
-    name: Literal["expansion"]
+class ExpansionConfig(Named):
     widths: Annotated[list[DraftSize], Field(min_length=1)]
     nodes: DraftSize
 

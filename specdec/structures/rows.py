@@ -1,17 +1,15 @@
 """k rows of width w that share the root: the batches of N-Grammys (2411.03786)."""
 
 from functools import cached_property
-from typing import Literal
 
-from specdec.config import DraftSize, typed
+from specdec.config import DraftSize, Named, typed
 from specdec.errors import UsageError
 from specdec.records import Tree, shared_tree
 from specdec.structures.base import Structure, structures
 
 
 @typed
-class RowsConfig:
-    name: Literal["rows"]
+class RowsConfig(Named):
     k: DraftSize
     w: DraftSize
     budget: DraftSize

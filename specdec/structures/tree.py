@@ -2,24 +2,23 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
-from specdec.config import DraftSize, NonEmpty, typed
+from specdec.config import DraftSize, Named, NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.records import Tree, shared_tree
 from specdec.structures.base import Structure, structures
+from specdec.text.lines import readable
 from specdec.theory.trees import best_tree
 
 Accuracy = tuple[float, ...] | tuple[tuple[float, ...], ...]
 
 
 @typed
-class TokenTreeConfig:
-    name: Literal["tree"]
+class TokenTreeConfig(Named):
     file: NonEmpty | None
     parents: list[int] | None
     accuracy: list[Any] | None  # a number for each rank, or such a list for each depth
@@ -37,9 +36,7 @@ class TokenTree(Structure):
     sized_by = "structure.nodes"
 
     def __init__(self, full: Tree, nodes: int, accuracy: Accuracy | None = None, gamma: int | None = None) -> None:
-        """Ask for the configured tree `full`, or for the depth `gamma` of it (see `resized`). One that was built from
-        an accuracy, and not given, may be built deeper, with at most `nodes` nodes.
-        """
+        """Ask for the configured tree `full`, or for the depth `gamma` of it, see `resized`."""
         self._full, self._nodes, self._accuracy = full, nodes, accuracy
         if gamma is not None and gamma > full.depth and accuracy is not None:
             full = _built(accuracy, nodes, gamma)
@@ -93,11 +90,8 @@ def load_tree(path: str | Path) -> Tree:
     children; ranks of siblings other than 0, 1, ... in this order.
     """
     try:
-        values = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"Tree file structure.file={path} does not exist.") from None
-    except OSError as error:
-        raise UsageError(f"Tree file structure.file={path} cannot be read: {error.strerror}.") from None
+        with readable(f"Tree file structure.file={path}"):
+            values = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError):  # no UTF-8 and impossible dates are ValueErrors
         raise UsageError(f"Tree file structure.file={path} is not YAML text: {_LAYOUT}.") from None
     if values is None:
@@ -115,15 +109,9 @@ def save_tree(path: Path, parents: Sequence[int]) -> None:
     `load_tree`, before anything is written.
     """
     tree = _checked_tree(list(parents), None, str(path))
-    values = {"parents": list(tree.parents), "ranks": _ranks(tree.parents)}
+    values = {"parents": list(tree.parents), "ranks": list(tree.ranks)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(values, default_flow_style=None, sort_keys=False, width=120), encoding="utf-8")
-
-
-def _ranks(parents: Sequence[int]) -> list[int]:
-    """Return the rank of each node among its siblings: 0, 1, ... in the order of the nodes."""
-    seen = {parent: count() for parent in (-1, *parents)}
-    return [next(seen[parent]) for parent in parents]
 
 
 def _checked_tree(parents: Any, ranks: Any, where: str) -> Tree:
@@ -137,7 +125,7 @@ def _checked_tree(parents: Any, ranks: Any, where: str) -> Tree:
         return tree
     if not _whole_numbers(ranks) or len(ranks) != len(parents):
         raise UsageError(f"Bad tree in {where}: ranks should be a list of {len(parents)} whole numbers, as parents is.")
-    for node, (rank, place) in enumerate(zip(ranks, _ranks(parents), strict=True)):
+    for node, (rank, place) in enumerate(zip(ranks, tree.ranks, strict=True)):
         if rank != place:
             raise UsageError(
                 f"Bad tree in {where}: node {node} has rank {rank} where {place} is due: a drafter fills the children "

@@ -24,8 +24,7 @@ from specdec.batching.batch_target import BatchTarget, batch_target
 from specdec.batching.decode_batch import BatchDecoded, BatchStep, decode_batch
 from specdec.config import AtLeastOne, typed
 from specdec.cost_model import SimulatedCost, cost_of_fit
-from specdec.drafters import Drafter, drafters
-from specdec.drafters.base.contract import BatchDrafter
+from specdec.drafters.base import BatchDrafter, Drafter, drafters
 from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
 from specdec.plan.compositions import composed_parts
@@ -241,9 +240,9 @@ class _Rig:
 
     def sized(self, batch: int, name: str = PLAIN[0]) -> tuple[BatchTarget, BatchDrafter]:
         """Return the target and a drafter that use the first `batch` slots."""
-        target, drafter = copy.copy(self._target), copy.copy(self._drafters[name])
-        target.slots = drafter.slots = batch
-        return target, drafter
+        target = copy.copy(self._target)
+        target.slots = batch
+        return target, self._drafters[name]
 
     def decoded(self, arm: Arm, batch: int, prompts: Sequence[Prompt], repeat: int) -> BatchDecoded:
         """Decode texts by a drafter and gamma, `batch` at once."""

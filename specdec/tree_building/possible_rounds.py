@@ -4,7 +4,7 @@ For drafts that depend on nothing but the tokens before them: what `lookup_filli
 and compared with the text, and never built.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -40,13 +40,6 @@ class Continuations(NamedTuple):
     period: np.ndarray  # [M] tokens after which the copy begins again
 
 
-def together(parts: Sequence[PossibleRounds]) -> PossibleRounds:
-    """Return the rounds of consecutive stretches of a text as one table."""
-    *columns, _ = zip(*parts, strict=True)
-    offered, nodes, leaves, accepted, ended, rank = map(np.concatenate, columns)
-    return PossibleRounds(offered, nodes, leaves, accepted, ended, rank, parts[0].strategy)
-
-
 def chain_rounds(agreed: np.ndarray, offered: np.ndarray, strategy: str) -> PossibleRounds:
     """Return the rounds of chains of lengths [N], of whose tokens the first `agreed` [N] are those of the text."""
     accepted = np.minimum(agreed, offered)
@@ -54,7 +47,22 @@ def chain_rounds(agreed: np.ndarray, offered: np.ndarray, strategy: str) -> Poss
     return PossibleRounds(offered, offered, np.minimum(offered, 1), accepted, accepted == offered, rank, strategy)
 
 
-def common_rows(found: Continuations, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def copied_rounds(
+    found: Continuations, structure: Structure, strategy: str, windows: Callable[[int], np.ndarray] | None = None
+) -> PossibleRounds:
+    """Return the rounds that offer as much of the continuations as there is room for. The most common come first, for
+    which `windows` gives those of `FinishedText`; without it they stay in their order.
+    """
+    size = np.minimum(found.size, np.minimum(found.room, structure.gamma)[found.at])
+    columns = {"at": found.at, "begin": found.begin, "size": size, "period": found.period}
+    found = found._replace(**{name: column[size > 0] for name, column in columns.items()})
+    if structure.rows is None:
+        return _tree_rounds(found, structure, strategy, counted=windows is not None)
+    rows = _different_rows(found) if windows is None else _common_rows(found, windows(structure.gamma))
+    return _rows_rounds(found, rows, structure, strategy)
+
+
+def _common_rows(found: Continuations, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return different continuations and their ranks at their place: the most common first, of equals the best.
 
     One that is shorter than others of its place, because the text ends, is left out where it is their beginning; the
@@ -71,7 +79,7 @@ def common_rows(found: Continuations, windows: np.ndarray) -> tuple[np.ndarray, 
     return whole[chosen], rank
 
 
-def different_rows(found: Continuations) -> tuple[np.ndarray, np.ndarray]:
+def _different_rows(found: Continuations) -> tuple[np.ndarray, np.ndarray]:
     """Return different continuations and their ranks at their place: in their order, none the beginning of another."""
     at, size = found.at, found.size
     one, other = _pairs(np.arange(len(at)), np.searchsorted(at, at), np.searchsorted(at, at, side="right"))
@@ -82,7 +90,7 @@ def different_rows(found: Continuations) -> tuple[np.ndarray, np.ndarray]:
     return kept, np.arange(len(kept)) - np.searchsorted(at[kept], at[kept])
 
 
-def rows_rounds(
+def _rows_rounds(
     found: Continuations, rows: tuple[np.ndarray, np.ndarray], structure: Structure, strategy: str
 ) -> PossibleRounds:
     """Return the rounds of the first `structure.rows` of some continuations, given by number and rank; none is the
@@ -111,7 +119,7 @@ def rows_rounds(
     )
 
 
-def tree_rounds(found: Continuations, structure: Structure, strategy: str, *, counted: bool) -> PossibleRounds:
+def _tree_rounds(found: Continuations, structure: Structure, strategy: str, *, counted: bool) -> PossibleRounds:
     """Return the rounds of a token tree: the node of rank j has the (j+1)-th token among the continuations that agree
     with the path to it, in the order of the continuations or, if `counted`, the most common token first.
     """

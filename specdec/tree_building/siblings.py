@@ -1,7 +1,7 @@
 """Branching drafts made from laws: siblings that are drawn or ranked, and the tree that grows of them."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -37,47 +37,20 @@ def independent(q: Tensor, counts: Sequence[int], generator: torch.Generator | N
     return Drawn(sample(laws, generator), laws)
 
 
-def without_replacement(
-    q: Tensor, counts: Sequence[int], generator: torch.Generator | None, whose: Whose | None = None
+def in_turns(
+    laws: Tensor, counts: Sequence[int], how: How, generator: torch.Generator | None = None, whose: Whose | None = None
 ) -> Drawn:
-    """Draw `counts[i]` <= V different tokens from law i of q [M, V] (Sequoia 2402.12374, Algorithm 2; RSD 2402.14160).
+    """Choose `counts[i]` <= V different tokens by law i of `laws` [M, V]: one for each parent that wants more, again
+    and again. Where several models have laws [K, M, V], `whose` says by which of them each child is chosen.
 
-    After each token x, q(x) becomes 0, for laws of several models [K, M, V] in all of them, and q is renormalised. Once
-    nothing of q is left, the law is uniform over the tokens that were not drawn.
+    "without_replacement" draws (Sequoia 2402.12374, Algorithm 2; RSD 2402.14160): after each token x, q(x) becomes 0,
+    for all models, and q is renormalised. Once nothing of q is left, the law is uniform over the tokens that were not
+    drawn. "ranked" takes the tokens with the largest scores, best first, ties by order; they are point masses.
     """
-    if max(counts) == 1 and whose is None:
-        return independent(q, counts, generator)
-
-    def draw(laws: Tensor, tried: Tensor) -> tuple[Tensor, Tensor]:
-        left = laws.masked_fill(tried, 0.0)
-        mass = left.sum(-1, keepdim=True)
-        untried = (~tried).to(laws.dtype)
-        # NaN stays NaN: what is wrong with a law must show.
-        law = torch.where(mass == 0, untried / untried.sum(-1, keepdim=True), left / mass)
-        return sample(law, generator), law
-
-    return _in_turns(q, counts, draw, whose)
-
-
-def ranked(scores: Tensor, counts: Sequence[int], whose: Whose | None = None) -> Drawn:
-    """Take the `counts[i]` <= V tokens with the largest scores [M, V], best first, ties by order; point masses. Of
-    several models [K, M, V] each child is its model's best one that was not taken yet.
-    """
-    finite = scores.clamp_min(torch.finfo(scores.dtype).min)  # -inf is for tokens that were taken
-
-    def take(left: Tensor, tried: Tensor) -> tuple[Tensor, None]:
-        return left.masked_fill(tried, -torch.inf).max(-1).indices, None
-
-    return _in_turns(finite, counts, take, whose)
-
-
-def _in_turns(
-    laws: Tensor,
-    counts: Sequence[int],
-    choose: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]],
-    whose: Whose | None,
-) -> Drawn:
-    """Choose one child of every parent that still wants one, again and again; `choose(laws [P, V], tried [P, V])`."""
+    if how != "ranked" and max(counts) == 1 and whose is None:
+        return independent(laws, counts, generator)
+    if how == "ranked":
+        laws = laws.clamp_min(torch.finfo(laws.dtype).min)  # -inf is for tokens that were taken
     tried = torch.zeros(laws.shape[-2:], dtype=torch.bool, device=laws.device)
     tokens, drawn_from, places = list[Tensor](), list[Tensor](), list[tuple[int, int]]()
     for turn in range(max(counts)):
@@ -87,11 +60,18 @@ def _in_turns(
             due = laws.index_select(0, parents)
         else:
             due = laws[index_on(laws.device, tuple(whose[parent][turn] for parent in wanting)), parents]
-        chosen, law = choose(due, tried.index_select(0, parents))
+        taken = tried.index_select(0, parents)
+        if how == "ranked":
+            chosen = due.masked_fill(taken, -torch.inf).max(-1).indices
+        else:
+            left, untried = due.masked_fill(taken, 0.0), (~taken).to(due.dtype)
+            mass = left.sum(-1, keepdim=True)
+            # NaN stays NaN: what is wrong with a law must show.
+            law = torch.where(mass == 0, untried / untried.sum(-1, keepdim=True), left / mass)
+            chosen = sample(law, generator)
+            drawn_from.append(law)
         tried[parents, chosen] = True
         tokens.append(chosen)
-        if law is not None:
-            drawn_from.append(law)
         places += [(parent, turn) for parent in wanting]
     order = index_on(laws.device, tuple(sorted(range(len(places)), key=places.__getitem__)))
     return Drawn(torch.cat(tokens)[order], torch.cat(drawn_from)[order] if drawn_from else None)
@@ -165,7 +145,7 @@ def growing(
         raise ValueError(f"a dynamic tree is made of ranked tokens, not of {how} draws")
     if structure.beam is not None:
         return (yield from _by_confidence(structure, structure.beam, names[0]))
-    topology, ranks = structure.tree, sibling_ranks(structure.tree, structure.rows is not None)
+    topology, ranks = structure.tree, source_ranks(structure.tree, structure.rows is not None)
     models = _models(topology, len(names))
     tokens, drawn_from = EMPTY.tokens, list[Tensor]()
     parents, source, tests = list[int](), list[Source](), [list[int]()]
@@ -185,8 +165,7 @@ def growing(
             wanted = [(node, places[: law.shape[-1]]) for node, places in wanted]
             counts = [len(places) for _, places in wanted]
             whose = [[models[place] for place in places] for _, places in wanted] if len(names) > 1 else None
-            take = partial(without_replacement, generator=generator) if how == "without_replacement" else ranked
-            children = take(law, counts, whose=whose)
+            children = in_turns(law, counts, how, generator, whose)
             numbers = range(len(children.tokens))  # all different, without a look
         level, kept, index = [], [], 0
         for parent, places in wanted:
@@ -219,8 +198,7 @@ def _by_confidence(structure: Structure, beam: Beam, strategy: str) -> Growth:
     """Draft by a beam search: expansion, then selection (EAGLE-2 2406.16858, 4.1 and 4.2).
 
     A confidence is a log-probability under float32 laws. Among equals the node drafted first counts as more confident.
-    A child is never more confident than its parent, so the ancestors of every kept node are kept. Tokens with chance 0
-    are left out. The host reads the confidences once a level.
+    Tokens with chance 0 are left out. The host reads the confidences once a level.
 
     A node with as many more confident ones as the structure has nodes can no longer be offered, nor can its children:
     it is dropped at once. Laws are asked for with only the nodes that they follow and their ancestors, so never with
@@ -269,10 +247,9 @@ def _taken(tokens: Tensor, nodes: Sequence[int]) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def sibling_ranks(topology: Tree, of_rows: bool = False) -> tuple[int, ...]:
+def source_ranks(topology: Tree, of_rows: bool) -> tuple[int, ...]:
     """Return for each node [N] its rank among its siblings or, `of_rows`, the rank of its row."""
-    among = {child: rank for children in topology.children for rank, child in enumerate(children)}
-    return tuple(among[topology.path(node)[0] if of_rows else node] for node in range(len(topology)))
+    return tuple(topology.ranks[topology.path(node)[0]] for node in range(len(topology))) if of_rows else topology.ranks
 
 
 @lru_cache(maxsize=64)
@@ -284,6 +261,6 @@ def _models(topology: Tree, count: int) -> tuple[int, ...]:
     shared out in turn. SpecInfer (2305.09781, Algorithm 2) has the models draw their children independently.
     """
     models: list[int] = []
-    for parent, rank in zip(topology.parents, sibling_ranks(topology), strict=True):
+    for parent, rank in zip(topology.parents, topology.ranks, strict=True):
         models.append(((models[parent] if parent >= 0 else 0) + rank) % count)
     return tuple(models)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from specdec.records import Acceptance, Draft
 from specdec.sampling import one_hot, sample
-from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, chain_acceptance, correction, verifiers
+from specdec.verifiers.base import Verifier, VerifierCapabilities, chain_acceptance, correction, verifiers
 from specdec.verifiers.greedy import Greedy
 
 

@@ -7,16 +7,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, Named, typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import among_largest
-from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, first_choice_acceptance, verifiers
+from specdec.verifiers.base import Verifier, VerifierCapabilities, first_choice_acceptance, verifiers
 from specdec.verifiers.greedy import Greedy
 
 
 @typed
-class BlockwiseRuleConfig:
-    name: Literal["blockwise"]
+class BlockwiseRuleConfig(Named):
     acceptance: Literal["exact", "top_k", "score"]
     top_k: AtLeastOne
     threshold: Annotated[float, Field(ge=0.0, lt=1.0)]

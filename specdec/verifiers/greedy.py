@@ -5,7 +5,7 @@ from torch import Tensor
 
 from specdec.records import Acceptance, Draft
 from specdec.structures.base import EVERY_STRUCTURE
-from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, chain_acceptance, verifiers
+from specdec.verifiers.base import Verifier, VerifierCapabilities, chain_acceptance, verifiers
 
 
 @verifiers.register("greedy")

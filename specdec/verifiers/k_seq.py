@@ -7,10 +7,9 @@ from specdec.errors import UsageError
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual
 from specdec.structures.base import EVERY_STRUCTURE
-from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, verifiers
-from specdec.verifiers.base.descent import at, descend
+from specdec.verifiers.base import Verifier, VerifierCapabilities, verifiers
 from specdec.verifiers.greedy import Greedy
-from specdec.verifiers.speculative_sampling import accept_chain
+from specdec.verifiers.speculative_sampling import accept_chain, at, descend
 
 
 @verifiers.register("k_seq")
@@ -44,7 +43,7 @@ class KSeq(Verifier):
 
 
 def _k_seq(draft: Draft, p: Tensor, children: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Make all tests of one node (see `descent.Rule`)."""
+    """Make all tests of one node (see `speculative_sampling.Rule`)."""
     assert draft.q is not None
     due = children >= 0  # [T]
     draws = due.sum()

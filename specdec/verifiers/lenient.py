@@ -7,10 +7,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec.config import typed
+from specdec.config import Named, typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual
-from specdec.verifiers.base.contract import (
+from specdec.verifiers.base import (
     Verifier,
     VerifierCapabilities,
     first_choice_acceptance,
@@ -22,8 +22,7 @@ from specdec.verifiers.speculative_sampling import accept_chain
 
 
 @typed
-class LenientConfig:
-    name: Literal["lenient"]
+class LenientConfig(Named):
     lenience: Annotated[float, Field(gt=0.0, le=1.0)]
     residual: Literal["plain", "lenient"]
     form: Literal["sampled", "greedy"]

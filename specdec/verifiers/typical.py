@@ -1,22 +1,21 @@
 """Typical acceptance (Medusa, Cai et al. 2401.10774, 2.3.1): tokens that the target finds likely enough are kept."""
 
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec.config import typed
+from specdec.config import Named, typed
 from specdec.records import Acceptance, Draft
 from specdec.structures.base import EVERY_STRUCTURE
-from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, chain_acceptance, verifiers
+from specdec.verifiers.base import Verifier, VerifierCapabilities, chain_acceptance, verifiers
 from specdec.verifiers.greedy import Greedy
 
 
 @typed
-class TypicalConfig:
-    name: Literal["typical"]
+class TypicalConfig(Named):
     epsilon: Annotated[float, Field(gt=0.0, lt=1.0)]
     delta: Annotated[float, Field(gt=0.0)] | None
 

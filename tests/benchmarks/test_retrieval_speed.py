@@ -25,8 +25,8 @@ BUILD = """
 from pathlib import Path
 from specdec.ngrams.datastore import in_memory, write_datastore
 stream = tokenize(corpus, tokenizer, len(tokenizer))[:int(sys.argv[3])]
-about = corpus.name, corpus.digest()
-write_datastore(Path(sys.argv[2]), in_memory(stream, len(tokenizer)), tokenizer_digest(tokenizer), about)
+store = in_memory(stream, len(tokenizer), corpus.name)
+write_datastore(Path(sys.argv[2]), store, tokenizer_digest(tokenizer), corpus.digest())
 print(time.process_time() - spent, len(stream))
 """
 
@@ -60,7 +60,7 @@ def test_time_of_a_query(folder, shape, log_figure):
     structure = structures.build(shape)
     tokens = load_tokenizer(model_path("pocket"))(Path(textwrap.__file__).read_text())["input_ids"]
     config = validated(RetrievalConfig, read_group_values("drafter", "retrieval"))
-    drafter = Retrieval(store, config, Anywhere(), {})
+    drafter = Retrieval(store, config, Anywhere())
     queries, drafts, found = [], [], 0
     drafter.start(TextStart(tokens[:50], 0))
     for token in tokens[50:1550]:

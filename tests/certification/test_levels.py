@@ -21,7 +21,7 @@ from specdec.records import Draft
 from specdec.session.divergence import Divergence
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers.base.contract import verifiers
+from specdec.verifiers.base import verifiers
 
 FALSE_ALARM = 0.01
 LOSSLESS = [

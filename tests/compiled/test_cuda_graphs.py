@@ -24,7 +24,7 @@ from specdec.models.masks import MaskBuffers
 from specdec.records import TextStart, Tree, chain_tree
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
-from specdec.verifiers.base.contract import verifiers
+from specdec.verifiers.base import verifiers
 
 TEXT = [5, 9, 33, 2, 60, 17, 9]
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]

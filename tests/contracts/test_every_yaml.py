@@ -15,7 +15,7 @@ from specdec.sampling import SamplingConfig
 from specdec.structures.base import structures
 from specdec.targets.base import targets
 from specdec.training.recipes import RECIPES
-from specdec.verifiers.base.contract import verifiers
+from specdec.verifiers.base import verifiers
 
 CONF = Path(config_dir())
 FAMILIES = {"target": targets, "drafter": drafters, "verifier": verifiers, "structure": structures, "prompts": prompts}

@@ -13,7 +13,7 @@ from fixtures.two_tiers import pairwise
 from specdec.certification.greedy_identity import NEW_TOKENS, PROMPT, Scattered, own_greedy, tiny_target
 from specdec.drafters.base import drafters
 from specdec.structures.base import structures
-from specdec.verifiers.base.contract import verifiers
+from specdec.verifiers.base import verifiers
 
 pytestmark = pytest.mark.usefixtures("models_opened_once")
 LENGTH = 18  # longer than prompts and windows of the tiny models

@@ -15,7 +15,7 @@ from specdec.records import Draft, chain_tree
 from specdec.sampling import one_hot, sample
 from specdec.structures.base import structures
 from specdec.tree_building.siblings import grow
-from specdec.verifiers.base.contract import verifiers
+from specdec.verifiers.base import verifiers
 
 P = [0.5, 0.3, 0.15, 0.05]
 SAMPLING_RULES = [

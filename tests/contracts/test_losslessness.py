@@ -26,7 +26,7 @@ from specdec.errors import UsageError
 from specdec.records import Acceptance, Draft, TextStart
 from specdec.sampling import residual, sample
 from specdec.structures.base import Structure, structures
-from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, verifiers
+from specdec.verifiers.base import Verifier, VerifierCapabilities, verifiers
 
 pytestmark = pytest.mark.usefixtures("models_opened_once")
 REFUSED = ("k_seq", "without_replacement")

@@ -32,8 +32,7 @@ from specdec.targets.causal import Causal
 from specdec.timing.calls import calibrate, time_calls
 from specdec.timing.shapes import time_drafts, time_shapes
 from specdec.timing.timer import Timer
-from specdec.verifiers import speculative_sampling
-from specdec.verifiers.base import descent, verifiers
+from specdec.verifiers import speculative_sampling, verifiers
 
 LIMIT = 6
 DRAFTERS = {name: drafters.get(name).capabilities for name in drafters.names()}
@@ -72,8 +71,7 @@ def alike(request, monkeypatch):
     """
     for module in (staged, network_drafter):
         monkeypatch.setattr(module, "generator_on", drawing_from)
-    for module in (descent, speculative_sampling):
-        monkeypatch.setattr(module, "can_look", lambda values: False)
+    monkeypatch.setattr(speculative_sampling, "can_look", lambda values: False)
     with nullcontext() if "probe" in request.node.name else unprobed():
         yield
 

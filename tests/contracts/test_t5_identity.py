@@ -23,7 +23,7 @@ from specdec.sampling import probabilities
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
-from specdec.verifiers.base.contract import verifiers
+from specdec.verifiers.base import verifiers
 
 pytestmark = pytest.mark.usefixtures("models_opened_once")
 LENGTH = 18

@@ -10,11 +10,13 @@ from fixtures.refusals import refused
 from specdec.certification.table_drafts import TableDrafter
 from specdec.drafters.adaptive import Adaptive
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
-from specdec.drafters.cascade import Cascade, Part
+from specdec.drafters.cascade import Cascade
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.targets.causal import Causal
+
+FREE = {"a": 0.0, "b": 0.0}
 
 
 class Fixed(Drafter):
@@ -64,8 +66,8 @@ def slow_choice(history, allowed, discount, exploration):
 @pytest.mark.parametrize(("discount", "exploration"), [(0.9, 0.3), (1.0, 2.0), (0.5, 0.0)])
 def test_rounds_are_chosen_by_yield_and_cost(discount, exploration):
     """Every choice of 50 rounds against the rule, from what each round committed and cost, in two texts."""
-    parts = {"cheap": Part(Fixed(1), 0.0), "dear": Part(Fixed(2), 0.4)}
-    cascade = Cascade(parts, [1, 3], verification=0.05, discount=discount, exploration=exploration)
+    parts, costs = {"cheap": Fixed(1), "dear": Fixed(2)}, {"cheap": 0.0, "dear": 0.4}
+    cascade = Cascade(parts, costs, [1, 3], verification=0.05, discount=discount, exploration=exploration)
     arms = [(1, 1), (1, 3), (2, 1), (2, 3)]  # token and depth
     for right in (2, 1):  # of the text: the other drafter proposes nothing that is accepted
         cascade.start(TextStart(PROMPT, 500))
@@ -91,7 +93,7 @@ def test_rounds_are_chosen_by_yield_and_cost(discount, exploration):
 
 def test_every_part_is_told_of_every_round():
     learner = Fixed(2, needs={"reads_logits", "reads_states"})
-    cascade = Cascade({"a": Part(Fixed(1), 0.0), "b": Part(learner, 0.0)}, None)
+    cascade = Cascade({"a": Fixed(1), "b": learner}, FREE, None)
     assert cascade.capabilities.reads_logits and cascade.capabilities.reads_states
     given = [torch.full((2, 3), float(number)) for number in range(4)]
     cascade.start(TextStart(PROMPT, 100), given[0])
@@ -102,15 +104,15 @@ def test_every_part_is_told_of_every_round():
     assert all(one is other for one, other in zip(learner.states, given, strict=True))
     commits = [("commit", (1, 5)), ("commit", (5,)), ("commit", (2, 2, 5))]
     start = ("start", tuple(PROMPT))
-    assert cascade.parts["a"].drafter.told == [start, *commits]
+    assert cascade.parts["a"].told == [start, *commits]
     assert learner.told == [start, *(entry for commit in commits for entry in (("observe", 2), commit))]
-    assert cascade.retract(2) and learner.told[-1] == cascade.parts["a"].drafter.told[-1] == ("retract", 2)
+    assert cascade.retract(2) and learner.told[-1] == cascade.parts["a"].told[-1] == ("retract", 2)
     learner.retracts = False
     assert not cascade.retract(1), "then all are started anew"
 
 
 def test_the_end_of_a_text_and_of_the_depths():
-    cascade = Cascade({"a": Part(Fixed(1), 0.0), "b": Part(Fixed(2), 0.0)}, [4, 2])
+    cascade = Cascade({"a": Fixed(1), "b": Fixed(2)}, FREE, [4, 2])
     cascade.start(TextStart(PROMPT, 100))
     assert cascade.draft(chain(4).clamped(0)) is EMPTY
     cascade.commit([3])
@@ -126,10 +128,10 @@ REPEATING = [0, 1, 1, 0, 1]
 @pytest.mark.parametrize(("gammas", "exploration"), [(None, 1.0), ([1, 2], 0.0)])
 def test_choosing_by_past_rounds_is_lossless(enumeration, table, random_law, gammas, exploration):
     target = table(random_law(2, 5), temperature=1.0)
-    parts = {"points": Part(ngram(target), 0.0), "good": Part(TableDrafter(random_law(2, 5)), 0.1)}
+    parts, costs = {"points": ngram(target), "good": TableDrafter(random_law(2, 5))}, {"points": 0.0, "good": 0.1}
     if gammas is None:
-        parts["bad"] = Part(TableDrafter(random_law(2, 6)), 0.0)
-    cascade = Cascade(parts, gammas, exploration=exploration, discount=0.5)
+        parts["bad"], costs["bad"] = TableDrafter(random_law(2, 6)), 0.0
+    cascade = Cascade(parts, costs, gammas, exploration=exploration, discount=0.5)
     worst, seen = law_error(enumeration, target, cascade, chain(2), REPEATING, 5)
     assert worst < 1e-12 and {len(row.draft_tokens) for row in seen} >= {0, 1, 2}
     assert {source.strategy for row in seen for source in row.source} == {"ngram", "table"}
@@ -139,7 +141,7 @@ def test_a_stale_round_counts_for_no_adaptive_length(tiny_model, tiny_llama, sam
     """A wrapped drafter must not take another one's round for its own."""
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     adaptive = Adaptive(SmallModel(tiny_llama(61, context=200, layers=1), target), "heuristic", length=5)
-    cascade = Cascade({"a": Part(adaptive, 0.0), "b": Part(Fixed(2), 0.0)}, None)
+    cascade = Cascade({"a": adaptive, "b": Fixed(2)}, FREE, None)
     cascade.start(TextStart(PROMPT, 150))
     assert len(cascade.draft(chain(9))) == 5
     cascade.commit([60])
@@ -152,11 +154,11 @@ def test_costs_are_relative_operations(tiny_model, sampling, group_values, draft
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     of = {"small": drafter_values("small_model", 61), "context": group_values("drafter", "ngram")}
     cascade = drafters.build(group_values("drafter", "cascade", of=of), target=target)
-    small = cascade.parts["small"].drafter
-    assert cascade.parts["small"].cost == pytest.approx(small.flops_per_token / target.flops_per_token)
-    assert cascade.parts["context"].cost == 0.0 and cascade.flops_per_token == small.flops_per_token
+    small = cascade.parts["small"]
+    assert cascade.costs["small"] == pytest.approx(small.flops_per_token / target.flops_per_token)
+    assert cascade.costs["context"] == 0.0 and cascade.flops_per_token == small.flops_per_token
     priced = drafters.build(group_values("drafter", "cascade", of=of, costs={"small": 0.07}), target=target)
-    assert priced.parts["small"].cost == 0.07 and priced.describe()["costs"] == {"small": 0.07, "context": 0.0}
+    assert priced.costs["small"] == 0.07 and priced.describe()["costs"] == {"small": 0.07, "context": 0.0}
     assert cascade.describe()["sha256"] and cascade.describe()["small"]["class"] == "LlamaForCausalLM"
 
 
@@ -178,4 +180,4 @@ def test_bad_configurations_are_one_sentence(table, random_law, group_values, dr
     nowhere = Fixed(1)
     nowhere.capabilities = DrafterCapabilities(fills=frozenset({"dynamic"}))
     with pytest.raises(UsageError, match="no structure that all"):
-        Cascade({"a": Part(Fixed(1), 0.0), "b": Part(nowhere, 0.0)}, None)
+        Cascade({"a": Fixed(1), "b": nowhere}, FREE, None)

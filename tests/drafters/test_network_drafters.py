@@ -33,7 +33,7 @@ def test_a_step_takes_as_many_calls_as_a_single_text_does(target, small, random_
     batch = small.batched(3)
     batch.reserve(32)
     for slot in range(3):
-        batch.start(slot, TextStart(PROMPT, 32))
+        batch.texts[slot].start(TextStart(PROMPT, 32))
     with tokens_of_calls(small.model) as calls:
         batch.draft(dict.fromkeys(range(3), chain(4)))
     assert list(map(len, calls)) == [1] * 4
@@ -43,7 +43,7 @@ def test_a_step_takes_as_many_calls_as_a_single_text_does(target, small, random_
     batch = Medusa(random_heads(target), target).batched(3)
     states = torch.zeros(9, target.hidden.output_layer.shape[1], dtype=torch.float64)
     for slot in range(3):
-        batch.start(slot, TextStart(PROMPT, 32), states)
+        batch.texts[slot].start(TextStart(PROMPT, 32), states)
     batch.draft(dict.fromkeys(range(3), chain(4)))
     assert [shape[0] for shape in passes] == [3]
 
@@ -53,7 +53,7 @@ def test_the_drafters_own_text_is_left_alone(small):
     before = small.draft(chain(3)).tokens.tolist()
     batch = small.batched(2)
     batch.reserve(32)
-    batch.start(0, TextStart([1, 2, 3], 32))
+    batch.texts[0].start(TextStart([1, 2, 3], 32))
     batch.draft({0: chain(3)})
     small.commit([before[0]])
     assert small.draft(chain(3)).tokens.tolist()[:1] == before[1:2]

@@ -130,7 +130,7 @@ def test_a_damaged_datastore_is_built_again_in_the_cache_and_refused_elsewhere(b
 
 
 def test_an_empty_datastore_proposes_nothing(build, tmp_path, table, random_law, make_structure):
-    write_datastore(tmp_path / "empty", in_memory(np.empty(0, dtype=np.int32), SIZE), "", ("nothing", ""))
+    write_datastore(tmp_path / "empty", in_memory(np.empty(0, dtype=np.int32), SIZE, "nothing"), "", "")
     (tmp_path / "empty.idx").write_bytes(b"")
     target = table(random_law(SIZE, 3))
     for name in ("empty", "empty.idx"):
@@ -142,8 +142,8 @@ def test_an_empty_datastore_proposes_nothing(build, tmp_path, table, random_law,
 
 def test_bad_input_is_named_in_one_sentence(build, corpus, tmp_path):
     for name, tokenizer, size in (("other", "another", SIZE), ("larger", "", SIZE + 1)):
-        store = in_memory(np.array([-1, 1, 2], dtype=np.int32), size)
-        write_datastore(tmp_path / name, store, tokenizer, ("text", ""))
+        store = in_memory(np.array([-1, 1, 2], dtype=np.int32), size, "text")
+        write_datastore(tmp_path / name, store, tokenizer, "")
     (tmp_path / "none").mkdir()
     (tmp_path / "blocked").write_text("a file")
     (tmp_path / "rest.idx").write_bytes(b"\2\0\0\0\7\0\4\0\0\0\0\0\0\0")  # one token and its place

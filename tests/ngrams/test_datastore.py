@@ -16,8 +16,8 @@ from specdec.ngrams.datastore import (
 )
 
 
-def stream(documents, shift=0):
-    return np.array([token for text in documents for token in (-1, *(shift + t for t in text))], dtype=np.int32)
+def stream(documents):
+    return np.array([token for text in documents for token in (-1, *text)], dtype=np.int32)
 
 
 @pytest.mark.parametrize("vocab_size", [200, 40_000, 70_000])
@@ -25,7 +25,7 @@ def test_suffixes_are_in_the_order_of_the_tokens(vocab_size):
     """Tokens of one, two and three bytes: the least significant byte must not decide."""
     dice = np.random.default_rng(vocab_size)
     alphabet = dice.integers(0, vocab_size, size=6)
-    store = in_memory(np.concatenate([[-1], dice.choice(alphabet, size=300)]).astype(np.int32), vocab_size)
+    store = in_memory(np.concatenate([[-1], dice.choice(alphabet, size=300)]).astype(np.int32), vocab_size, "")
     tokens = np.asarray(store.chunks[0].tokens)
     assert tokens.dtype == (np.uint16 if vocab_size < 2**16 else np.uint32) and tokens[0] == vocab_size
     text = tokens.tolist()
@@ -34,7 +34,7 @@ def test_suffixes_are_in_the_order_of_the_tokens(vocab_size):
 
 @pytest.fixture
 def folder(tmp_path):
-    write_datastore(tmp_path / "store", in_memory(stream([[1, 2, 3, 1, 2], [2, 3]]), 9), "abc", ("a text", "its hash"))
+    write_datastore(tmp_path / "store", in_memory(stream([[1, 2, 3, 1, 2], [2, 3]]), 9, "a text"), "abc", "its hash")
     return tmp_path / "store"
 
 
@@ -43,7 +43,7 @@ def test_what_is_written_is_mapped_and_described_and_another_process_opens_it_ag
     assert (manifest.tokenizer, manifest.vocab_size, manifest.tokens, manifest.documents) == ("abc", 9, 9, 2)
     assert (manifest.source, manifest.source_digest) == ("a text", "its hash")
     store = open_datastore(folder, manifest)
-    assert store.tokens == 9
+    assert store.about["tokens"] == 9
     assert store.continuations([7, 1, 2], 1, width=3, limit=10) == [[3, 1, 2]]  # the other one ends a document
     assert isinstance(store.chunks[0].tokens.obj, np.memmap)
     sent = pickle.dumps(store)
@@ -52,7 +52,7 @@ def test_what_is_written_is_mapped_and_described_and_another_process_opens_it_ag
 
 
 def test_writing_again_replaces(folder):
-    write_datastore(folder, in_memory(stream([[4, 5]]), 9), "abc", ("another", "hash"))
+    write_datastore(folder, in_memory(stream([[4, 5]]), 9, "another"), "abc", "hash")
     assert open_datastore(folder, read_manifest(folder)).continuations([4], 1, 3, 3) == [[5]]
     assert [path.name for path in folder.parent.iterdir()] == ["store"]
 
@@ -99,7 +99,7 @@ def test_an_index_of_rest(tmp_path):
     one, two = [1, 2, 3, 1, 2, 4, 300], [5, 1, 2, 3, 1, 2, 3, 9]
     (tmp_path / "store.idx").write_bytes(rest_index(one, two))
     store = open_rest_index(tmp_path / "store.idx", 301)
-    assert store.tokens == 15
+    assert store.about["tokens"] == 15
     assert sorted(store.continuations([8, 1, 2], 2, width=2, limit=10)) == [[3, 1], [3, 1], [3, 9], [4, 300]]
     assert store.continuations([8, 3, 9], 2, width=2, limit=10) == []  # nothing follows
     assert store.continuations([7, 7], 2, width=2, limit=10) == []

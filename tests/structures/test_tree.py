@@ -10,7 +10,6 @@ from specdec.records import Tree
 from specdec.structures import structures
 from specdec.structures.tree import TokenTree, load_tree, save_tree
 from specdec.theory.trees import best_tree, expected_tokens
-from specdec.tree_building.siblings import sibling_ranks
 
 FALLING = [0.6, 0.2, 0.1, 0.05]
 COMB = [-1, -1, 0, 0, 2, 2]  # two children of the root, then two of each level's first node
@@ -29,7 +28,7 @@ def build(group_values):
 def test_the_yaml_builds_the_best_tree_for_its_accuracy(build, group_values):
     values, tree = group_values("structure", "tree"), build()
     best = best_tree(values["accuracy"], values["nodes"], values["depth"])
-    assert (tree.tree.parents, sibling_ranks(tree.tree)) == (best.parents, best.ranks)
+    assert (tree.tree.parents, tree.tree.ranks) == (best.parents, best.ranks)
     assert (tree.nodes, tree.gamma) == (values["nodes"], values["depth"])
     assert tree.branches == len(tree.tree.leaves) > 1
 
@@ -45,9 +44,7 @@ def test_accuracy_may_differ_by_depth_and_rise_with_rank(build):
 def test_nodes_and_depth_limit_a_built_tree(build):
     assert build(accuracy=FALLING, nodes=7, depth=9).nodes == 7
     flat = build(accuracy=FALLING, nodes=7, depth=2)
-    assert flat.gamma == 2 and expected_tokens(flat.tree.parents, sibling_ranks(flat.tree), FALLING) == pytest.approx(
-        2.56
-    )
+    assert flat.gamma == 2 and expected_tokens(flat.tree.parents, flat.tree.ranks, FALLING) == pytest.approx(2.56)
 
 
 def test_given_parents_and_a_file_are_the_same_tree(build, tmp_path):

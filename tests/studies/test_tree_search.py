@@ -9,7 +9,6 @@ from specdec.structures import structures
 from specdec.structures.tree import load_tree
 from specdec.text.streams import read_streams
 from specdec.theory.trees import best_tree, expected_tokens
-from specdec.tree_building.siblings import sibling_ranks
 
 SMALL = (
     *("study.budgets=[2,6]", "study.depth=3", "study.ranks=4", "study.branching=3", "study.beam=3"),
@@ -41,7 +40,7 @@ def test_trees_are_built_chosen_kept_and_decoded(study, drafted, tmp_path):
     for n in (2, 6):
         kept = load_tree(tmp_path / "out" / "trees" / f"tree_{n}.yaml")
         row = arms.loc[f"tree {n}"]
-        assert row["tokens"] == pytest.approx(expected_tokens(kept.parents, sibling_ranks(kept), chances))
+        assert row["tokens"] == pytest.approx(expected_tokens(kept.parents, kept.ranks, chances))
         assert kept.parents == best_tree(chances, n, kept.depth).parents  # of 4 nodes where it is flat
         assert len(kept) == row["nodes"] <= n and kept.depth == row["depth"]
     assert arms.loc["chain 3", "tokens"] == pytest.approx(1 + chances[0][0] * (1 + chances[1][0] * (1 + chances[2][0])))

@@ -16,7 +16,6 @@ from specdec.theory.trees import (
     tree_by_heap,
     tree_by_program,
 )
-from specdec.tree_building.siblings import sibling_ranks
 
 FLAT = (0.6, 0.2, 0.1, 0.05)
 HEADS = [(0.56, 0.11, 0.06, 0.03, 0.02), (0.32, 0.11, 0.06, 0.04, 0.03), (0.20, 0.09, 0.06, 0.04, 0.03)]
@@ -80,7 +79,7 @@ def test_the_program_finds_the_best_of_all_trees(seed, depth):
         assert expected_tokens(tree.parents, tree.ranks, accuracy) == pytest.approx(most, rel=1e-12)
         topology = Tree(tree.parents)
         keys = list(zip(topology.depths, tree.parents, tree.ranks, strict=True))
-        assert keys == sorted(keys) and tree.ranks == sibling_ranks(topology)
+        assert keys == sorted(keys) and tree.ranks == topology.ranks
 
 
 def test_nodes_that_are_worth_nothing_are_left_out():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fixtures.drafting import dynamic, rows, tree
 
-from specdec.tree_building.siblings import grow, independent, ranked, without_replacement
+from specdec.tree_building.siblings import grow, in_turns, independent
 
 LAW = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.1, 0.5, 0.4]], dtype=torch.float64)
 
@@ -19,7 +19,7 @@ def after(root):
 
 def test_without_replacement_the_law_loses_what_was_drawn(enumeration):
     def run():
-        tokens, q = without_replacement(LAW[:1], [3], enumeration.generator)
+        tokens, q = in_turns(LAW[:1], [3], "without_replacement", enumeration.generator)
         expected = LAW[0].clone()
         for token, law in zip(tokens.tolist(), q, strict=True):
             torch.testing.assert_close(law, expected / expected.sum())
@@ -32,7 +32,7 @@ def test_without_replacement_the_law_loses_what_was_drawn(enumeration):
 
 def test_when_nothing_of_the_law_is_left_untried_tokens_are_drawn_alike():
     q = torch.tensor([[0.5, 0.5, 0.0, 0.0, 0.0]])
-    tokens, laws = without_replacement(q, [4], torch.Generator().manual_seed(0))
+    tokens, laws = in_turns(q, [4], "without_replacement", torch.Generator().manual_seed(0))
     assert set(tokens[:2].tolist()) == {0, 1} and len(set(tokens.tolist())) == 4
     torch.testing.assert_close(laws[2], torch.tensor([0, 0, 1, 1, 1]) / 3)
     torch.testing.assert_close(laws[3], (1.0 - torch.nn.functional.one_hot(tokens[:3], 5).sum(0)) / 2)
@@ -41,22 +41,22 @@ def test_when_nothing_of_the_law_is_left_untried_tokens_are_drawn_alike():
 def test_a_law_that_is_not_finite_stays_so_and_a_search_offers_nothing():
     q = torch.full((1, 4), torch.nan)
     assert len(grow(dynamic(4, 2, 2, 2), lambda tokens, tree, nodes: q.expand(len(nodes), -1), "ranked", "s")) == 0
-    assert without_replacement(q, [2], torch.Generator().manual_seed(0)).q.isnan().all()
+    assert in_turns(q, [2], "without_replacement", torch.Generator().manual_seed(0)).q.isnan().all()
 
 
 def test_children_of_several_parents_stand_side_by_side():
     counts = [1, 3, 2]
-    tokens, laws = without_replacement(LAW, counts, torch.Generator().manual_seed(0))
+    tokens, laws = in_turns(LAW, counts, "without_replacement", torch.Generator().manual_seed(0))
     assert len(tokens) == 6 and len(set(tokens[1:4].tolist())) == 3 and len(set(tokens[4:].tolist())) == 2
     torch.testing.assert_close(laws[[0, 1, 4]], LAW)
     torch.testing.assert_close(independent(LAW, counts, torch.Generator().manual_seed(0)).q, LAW[[0, 1, 1, 1, 2, 2]])
-    assert ranked(LAW, counts).tokens.tolist() == [0, 2, 0, 1, 1, 2]
+    assert in_turns(LAW, counts, "ranked").tokens.tolist() == [0, 2, 0, 1, 1, 2]
 
 
 def test_ranks_break_ties_by_order_as_the_chain_does():
     scores = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, -torch.inf, -torch.inf, -torch.inf, -1.0]])
-    assert ranked(scores, [5, 5]).tokens.tolist() == [1, 2, 4, 3, 0, 0, 4, 1, 2, 3]
-    assert ranked(scores, [1, 1]).tokens.tolist() == scores.max(-1).indices.tolist()
+    assert in_turns(scores, [5, 5], "ranked").tokens.tolist() == [1, 2, 4, 3, 0, 0, 4, 1, 2, 3]
+    assert in_turns(scores, [1, 1], "ranked").tokens.tolist() == scores.max(-1).indices.tolist()
 
 
 def continuations(draft):

@@ -8,7 +8,7 @@ import torch
 from oracles.acceptance import block_weights
 
 from specdec.records import Draft, chain_tree
-from specdec.verifiers.base.contract import verifiers
+from specdec.verifiers.base import verifiers
 from specdec.verifiers.block import _weights
 
 BLOCK = verifiers.build({"name": "block"})

@@ -6,7 +6,7 @@ from fixtures.refusals import refused
 from oracles import multi_draft
 
 from specdec.records import Draft, Tree
-from specdec.verifiers.base.contract import verifiers
+from specdec.verifiers.base import verifiers
 from specdec.verifiers.k_seq import acceptance_scale
 
 P, Q = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.2, 0.5, 0.1, 0.2]], dtype=torch.float64)

@@ -88,23 +88,6 @@ def test_of_equally_long_paths_the_first_wins_and_without_a_draft_the_argmax_fol
     assert (decision.path, decision.next_token, decision.rejected) == ((), 1, False)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), SETTINGS)
-def test_with_one_hot_p_it_is_exact_match(random_draft, epsilon, delta):
-    greedy, rule, generator = verifiers.build({"name": "greedy"}), typical(epsilon, delta), torch.Generator()
-    assert rule.for_greedy().capabilities.lossless and not rule.capabilities.lossless
-    accepted = set()
-    for seed in range(25):
-        generator.manual_seed(seed)
-        p = one_hot(torch.randint(3, (9,), generator=generator), 3)
-        draft = random_draft(8, 3, seed)
-        # Siblings that carry one token do not come from `structures`, which merge them.
-        siblings = [(parent, int(token)) for parent, token in zip(draft.tree.parents, draft.tokens, strict=True)]
-        if len(set(siblings)) == len(siblings):
-            assert rule.accept(draft, p, None) == greedy.accept(draft, p, None)
-            accepted.add(len(greedy.accept(draft, p, None).path))
-    assert len(accepted) > 1
-
-
 def test_thresholds_that_make_no_sense_are_refused():
     for key, value in (("epsilon", 0.0), ("epsilon", 1.0), ("delta", 0.0)):
         with pytest.raises(UsageError, match=f"verifier.{key}"):

@@ -138,42 +138,28 @@ class Drafter(ABC):
 
 
 class BatchDrafter:
-    """Proposes a token tree for each of several texts in each step. A slot holds one text at a time, and has a drafter
-    for it; here their drafts are made one after another, and subclasses make them together, in fewer calls. Methods are
-    those of `Drafter`, for the text of a slot.
+    """Proposes a token tree for each of several texts in each step. A slot holds one text at a time and has a drafter
+    for it in `texts`, which is told of what becomes of the text. Here their drafts are made one after another;
+    subclasses make them together, in fewer calls.
 
     What is drafted for a text depends on that text and its own generator alone: neither on the slot nor on the other
     texts. Texts have begun with `TextStart.in_step` False, because none may read the target's cache.
     """
 
     def __init__(self, texts: Sequence[Drafter]) -> None:
-        self.texts, self.slots = texts, len(texts)
-        self.reads_logits = texts[0].capabilities.reads_logits
+        self.texts = texts
 
     def reserve(self, capacity: int) -> None:
         """Make room for texts of the largest capacity that `start` will be given; those that were there are forgotten.
         Called before the first of several starts.
         """
 
-    def start(self, slot: int, text: TextStart, states: Tensor | None = None) -> None:
-        self.texts[slot].start(text, states)
-
     def draft(self, structures: Mapping[int, Structure]) -> dict[int, Draft]:
         """Propose for each slot at most what its structure asks for; a draft may be empty."""
         return {slot: self.texts[slot].draft(structure) for slot, structure in structures.items()}
 
-    def commit(self, slot: int, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        self.texts[slot].commit(tokens, states)
-
-    def observe(self, slot: int, draft: Draft, logits: Tensor) -> None:
-        self.texts[slot].observe(draft, logits)
-
     def release(self, slot: int) -> None:
         """Forget the text of a slot, where the next start would not free what it holds."""
-
-    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        for text in self.texts:
-            text.remember(prompt, output)
 
 
 drafters: Registry[Drafter] = Registry("drafters", "drafter")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from specdec.config import NonEmpty, typed
 from specdec.drafters.base.contract import BatchDrafter, DrafterCapabilities
-from specdec.drafters.base.network_drafter import Along, Drafts, NetworkDrafter
+from specdec.drafters.base.network_drafter import Along, Drafts, DrawnConfig, NetworkDrafter
 from specdec.errors import UsageError
 from specdec.heads.network import DraftHeads, Heads, MlpHead
 from specdec.models.load import describe_weights
@@ -21,7 +21,7 @@ from specdec.published.network_files import TRAINED_HEADS
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.siblings import Asked, Siblings, grow_together, growing, index_on, sibling_ranks
+from specdec.tree_building.siblings import Asked, Siblings, grow_together, growing, index_on, source_ranks
 
 _POSITIONS = 256  # whose laws are in memory at a time, when a text is replayed
 Standardise = Callable[[Tensor], Tensor]  # turns logits [..., V] into laws, or into scores that rank children
@@ -32,11 +32,8 @@ begin with the root."""
 
 
 @typed
-class HeadsDrafterConfig:
-    name: str
+class HeadsDrafterConfig(DrawnConfig):
     model: NonEmpty
-    drafts: Drafts
-    siblings: Siblings
 
 
 class HeadsDrafter(NetworkDrafter):
@@ -74,9 +71,7 @@ class HeadsDrafter(NetworkDrafter):
 
     @classmethod
     def from_config(cls, config: HeadsDrafterConfig, target: Target) -> Self:
-        """Return a drafter over the heads that `drafter.model` names, see `TrainedKind.open`. Raises UsageError: no
-        such file, heads of another kind or of other weights, a target without hidden states.
-        """
+        """Raises UsageError: heads of another kind; see `TrainedKind.open`."""
         heads, about = TRAINED_HEADS.open(config.model, target, cls.strategy, cls.shipped)
         if heads.grounded != cls.grounded:
             kind, other = ("grounded", "grounded") if heads.grounded else ("not grounded", "medusa")
@@ -103,13 +98,6 @@ class HeadsDrafter(NetworkDrafter):
 
     def draft(self, structure: Structure) -> Draft:
         return draft_together({0: self}, {0: structure})[0]
-
-    def ranks(self, shape: Structure) -> bool:
-        """Return whether a draft has ranked tokens on the topology of the structure: no beam chooses it, and no node
-        has more children than there are tokens.
-        """
-        fits = shape.beam is None and max(map(len, shape.tree.children)) <= self.heads.vocab_size
-        return self._greedy and fits
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         super().commit(tokens)
@@ -161,7 +149,10 @@ def draft_together(texts: Mapping[int, HeadsDrafter], structures: Mapping[int, S
     for slot, text in texts.items():
         shape = structures[slot].clamped(len(text.heads))
         if text.state is not None and shape.gamma > 0:
-            groups[shape.tree if text.ranks(shape) else shape.gamma][slot] = shape
+            # Ranked tokens take the topology as it is, if no node has more children than there are tokens.
+            ranked = shape.beam is None and text.how(shape) == "ranked"
+            fits = ranked and max(map(len, shape.tree.children)) <= text.heads.vocab_size
+            groups[shape.tree if fits else shape.gamma][slot] = shape
     for common, shapes in groups.items():
         alike = {slot: texts[slot] for slot in shapes}
         first = next(iter(alike.values()))
@@ -172,7 +163,7 @@ def draft_together(texts: Mapping[int, HeadsDrafter], structures: Mapping[int, S
             drafts |= _grown(alike, shapes, states, roots)
             continue
         for slot, row in zip(alike, first.choices.first(states, roots, common), strict=True):
-            ranks = sibling_ranks(common, shapes[slot].rows is not None)
+            ranks = source_ranks(common, shapes[slot].rows is not None)
             drafts[slot] = Draft(row, common, source=tuple(Source(first.strategy, rank) for rank in ranks))
     return drafts
 
@@ -299,7 +290,7 @@ class SequentialChoices:
 def _by_depth(tree: Tree) -> tuple[int, tuple[int, ...]]:
     """Return the most siblings, W, and the place [N] of each node's token in a table [depth, W] of choices."""
     width = max(map(len, tree.children))
-    ranks = zip(tree.depths, sibling_ranks(tree), strict=True)
+    ranks = zip(tree.depths, tree.ranks, strict=True)
     return width, tuple((depth - 1) * width + rank for depth, rank in ranks)
 
 

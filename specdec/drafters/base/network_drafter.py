@@ -2,7 +2,6 @@
 those over the target's own states: the rows of a text.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -13,6 +12,7 @@ from torch.nn.functional import linear
 
 from specdec.compiled.cuda_graphs import Choice, joined
 from specdec.compiled.passes import compiled_product
+from specdec.config import Named, typed
 from specdec.drafters.base.contract import Drafter
 from specdec.errors import NumericsError
 from specdec.records import Draft, TextStart, chain_draft
@@ -22,6 +22,15 @@ from specdec.targets.base import Target
 from specdec.tree_building.siblings import How, Siblings
 
 Drafts = Literal["sampled", "greedy"]
+
+
+@typed
+class DrawnConfig(Named):
+    """The settings of how the tokens of a draft are chosen by the laws of a network."""
+
+    drafts: Drafts
+    siblings: Siblings
+
 
 Along = Iterator[tuple[int, int, Tensor]]
 """Yields (position, k, logits [M, V]) by which chains that began at M positions of a text, from `position` on, and have
@@ -170,6 +179,9 @@ class FeatureDrafter(NetworkDrafter):
     first feature: after a prompt of one token, and where nobody gives the target's states.
     """
 
+    # Makes the rows of a new text by the network: an object with `append(tokens [S], features [S, F])` and a `length`.
+    rows_of: Callable[[Any], Any]
+
     def __init__(
         self,
         target: Target,
@@ -189,17 +201,13 @@ class FeatureDrafter(NetworkDrafter):
     def prepare(self, capacity: int, structure: Structure) -> None:
         self.prepare_product(self.network, self.network.output_layer.to(self._dtype))
 
-    @abstractmethod
-    def new_rows(self) -> Any:
-        """Return the rows of a new text: an object with `append(tokens [S], features [S, F])` and a `length`."""
-
     def widened(self, logits: Tensor) -> Tensor:
         """Return the network's logits [..., W] over the target's tokens [..., V]."""
         return logits
 
     def _begin(self, generator: torch.Generator | None) -> None:
         super()._begin(generator)
-        self._rows: Any = self.new_rows()
+        self._rows: Any = self.rows_of(self.network)
         self._tokens: list[int] = []  # committed tokens that have no row yet
         self._features: list[Tensor] = []  # of the positions before them
 

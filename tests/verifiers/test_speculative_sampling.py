@@ -9,8 +9,7 @@ from specdec.records import Draft, Tree
 from specdec.sampling import one_hot
 from specdec.tree_building.siblings import grow
 from specdec.verifiers import speculative_sampling
-from specdec.verifiers.base import descent
-from specdec.verifiers.base.contract import verifiers
+from specdec.verifiers.base import verifiers
 
 PARENTS = [-1, -1, -1, 0, 0, 1, 3, 3, 6]
 
@@ -39,8 +38,7 @@ def test_the_decision_does_not_depend_on_looking(random_law, monkeypatch, name, 
         draft, p = draft_and_p(law, way, seed)
         looking = rule.accept(draft, p, torch.Generator().manual_seed(seed))
         with monkeypatch.context() as patch:
-            for module in (descent, speculative_sampling):
-                patch.setattr(module, "can_look", lambda values: False)
+            patch.setattr(speculative_sampling, "can_look", lambda values: False)
             assert rule.accept(draft, p, torch.Generator().manual_seed(seed)) == looking
         last = looking.path[-1] if looking.path else -1
         assert looking.rejected == bool(draft.tree.children[last + 1])
@@ -59,8 +57,7 @@ def test_nothing_is_fetched_on_the_way(random_law, monkeypatch, name, way):
             return function(*args, **(kwargs or {}))
 
     draft, p = draft_and_p(random_law(6, 2), way, 0)
-    for module in (descent, speculative_sampling):
-        monkeypatch.setattr(module, "can_look", lambda values: False)
+    monkeypatch.setattr(speculative_sampling, "can_look", lambda values: False)
     with Watch():
         verifiers.build({"name": name}).accept(draft, p, torch.Generator().manual_seed(0))
 

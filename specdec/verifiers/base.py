@@ -1,4 +1,4 @@
-"""The contract of an acceptance rule."""
+"""The contract of an acceptance rule, and the decisions for chains that several rules share."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
