@@ -28,7 +28,7 @@ from IPython.display import Markdown
 
 from specdec.analysis.pages import notebook
 from specdec.analysis.papers import published, published_heads
-from specdec.analysis.research import heads_ablation, heads_accuracy, heads_training, heads_tree
+from specdec.analysis.research import heads_ablation, heads_accuracy, heads_tree
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
@@ -44,7 +44,7 @@ published_csv = published.SHIPPED  # printed figures: columns as in specdec.anal
 # From the histories beside the heads that come with specdec: with one choice and with five.
 
 # %%
-training = heads_training.training_section(heads_training.shipped_histories())
+training = heads_accuracy.training_section(heads_accuracy.shipped_histories())
 notebook.show(training)
 
 # %% [markdown]

@@ -31,9 +31,9 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float] | None:
     check_training_files(values)
     values = {**values, "output_dir": _folder(kind, values)}
 
-    from specdec.training import trainings
+    from specdec.training import loop
 
-    outcome = trainings.run(kind, values)
+    outcome = loop.run(kind, values)
     return None if outcome is None else outcome.metrics  # in a process that writes no files
 
 

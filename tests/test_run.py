@@ -251,7 +251,7 @@ def t5_models(tmp_path_factory):
     from tokenizers.processors import TemplateProcessing
     from transformers import T5Config, T5ForConditionalGeneration
 
-    from specdec.training.data.tokenizer import train_tokenizer
+    from specdec.training.data.tokenized_corpus import train_tokenizer
 
     tokenizer = train_tokenizer(["def f(x):\n    return x\n"] * 3, 268, 64)
     end = tokenizer.eos_token_id

@@ -63,9 +63,8 @@ class Recommendation:
     load: str = ""  # up to how many requests at once it pays, and what memory does to that; empty where unknown
 
     def lines(self, said: bool = False) -> list[str]:
-        """Return the verdict, what load leaves of it, and a line for each engine: what a terminal shows.
-
-        said: a verdict was printed before: it is not repeated where commands follow.
+        """Return the verdict, what load leaves of it, and a line for each engine: what a terminal shows. A verdict that
+        was `said` before is not repeated where commands follow.
         """
         hint = " Starting points, not measured there:" if any(each.command for each in self.configurations) else ""
         verdict = f"{TITLE}: {' '.join(filter(None, [self.verdict * (not (said and hint)), self.load]))}{hint}"

@@ -86,9 +86,8 @@ def vllm(measured: Measured) -> Configuration:
 
 
 def batch_schedule(tokens: Mapping[int, int]) -> list[list[int]]:
-    """Return `num_speculative_tokens_per_batch_size`: [first batch, last batch, draft tokens], none beyond the largest.
-
-    tokens: draft tokens by measured batch; batches in between are treated as the next larger.
+    """Return `num_speculative_tokens_per_batch_size`, from draft tokens by measured batch: [first batch, last batch,
+    draft tokens], none beyond the largest; batches in between are treated as the next larger.
     """
     ranges: list[list[int]] = []
     first = 1

@@ -13,8 +13,8 @@ import numpy as np
 
 from ..cost.experts_section import predicted_calls
 from ..intervals import Interval
-from ..research.claim_results import load_results
 from ..research.claims import claims_section, evidence
+from ..research.committed import load_results
 from ..research.grounded_gain import PUBLISHED_SPEEDUP
 from ..research.heads_ablation import ablation_sections
 from ..research.heads_accuracy import accuracy_section

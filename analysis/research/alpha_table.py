@@ -83,9 +83,8 @@ def _rank(drafter: str) -> int:
 
 @style.in_style
 def alpha_figure(table: pd.DataFrame, title: str, caption: str = "") -> Figure:
-    """Draw the alphas of one setting with their intervals if any; a line per drafter, a marker per temperature.
-
-    table: drafter, temperature, alpha, and ci_low, ci_high for measured rows. ValueError for an empty table.
+    """Draw the alphas of one setting (drafter, temperature, alpha) with their intervals if any (ci_low, ci_high); a
+    line per drafter, a marker per temperature. ValueError for an empty table.
     """
     if table.empty:
         raise ValueError("there is no alpha to draw")

@@ -1,6 +1,6 @@
 """Sets what the founding papers claim beside what this project measures: claim, published, ours, verdict, why.
 
-Ours comes from committed results: `claim_results`, and the ablations of heads. Published figures come from
+Ours comes from committed results (`committed`) and the ablations of heads. Published figures come from
 `published.csv`, by source and table, or are quoted where a paper gives a direction and no figure. Models, text and
 hardware differ, so a verdict is about the claim, not about equal figures: the direction, and where a paper prints a
 size, whether our interval reaches it.
@@ -22,9 +22,9 @@ from ..intervals import Interval
 from ..papers.paper_tables import COST, printed_figures
 from ..papers.published import load_published
 from ..sections import Section
-from . import claim_results as results
+from . import committed as results
 from . import grounded_gain, heads_ablation, heads_accuracy, heads_tree, real_model
-from .claim_results import Measured
+from .committed import Measured
 
 SAME, SMALLER, LARGER = "same", "same direction, smaller", "same direction, larger"
 DIFFERENT, OPEN = "different", "cannot be told"
@@ -36,7 +36,6 @@ LEVIATHAN, CHEN, STERN = "Leviathan et al.", "Chen et al.", "Stern et al."
 MEDUSA, GROUNDED, NGRAMMYS = "Medusa", "Grounded heads", "N-Grammys"
 ABLATIONS = "notebook 04, from `analysis/results/heads_ablation.json`"
 CHAT = "mt_bench"  # prompts of a session with both kinds of heads
-GROUNDED_HEADS = "grounded"  # their name in those sessions
 BARS_COMMAND = "`pytest -m benchmark tests/benchmarks/test_grounded_bars.py`"
 GAMMA = "4"
 FLAT_TOKENS = 11  # of a call on one row of width 10, the root included
@@ -105,9 +104,8 @@ def claims(basis: ClaimEvidence | None = None) -> list[Claim]:
 
 
 def claims_on_real_model(basis: ClaimEvidence | None = None, path: Path = real_model.RESULT) -> dict[str, Claim]:
-    """Return the answers that a real model gives to the claims that were measured on it, by the words of each claim.
-
-    No smaller model has its tokens: where papers draft with one, its own layers without some draft.
+    """Return the answers that a real model gives to the claims that were measured on it, by the words of each claim. No
+    smaller model has its tokens: where papers draft with one, its own layers without some draft.
     """
     basis = replace(
         basis or evidence(),
@@ -634,7 +632,7 @@ def _grounded_sessions(basis: ClaimEvidence) -> Iterator[Claim]:
         BARS_COMMAND,
     )
 
-    fast = figure(CHAT, "speedup", GROUNDED_HEADS)
+    fast = figure(CHAT, "speedup", heads_ablation.GROUNDED)
     most = basis.values("preprint of Hydra", "text", "speedup_measured").iloc[0]
     yield claim(
         "Grounded heads decode more than twice as fast as plain decoding",

@@ -12,13 +12,12 @@ from ..findings.drafters_section import drafters_section
 from ..intervals import Interval
 from ..read.runs import Run
 from ..sections import Section
-from .committed import BENCHMARK, RESULTS, Measured
+from .committed import RESULTS, Measured
 
 PUBLISHED_SPEEDUP = 1.07  # "Not So Speculative Decoding": grounded over independent heads, Vicuna-7B, MT-Bench, greedy
 TITLE = "Grounded heads against independent ones, in one session"
 PAIR = "grounded against medusa"
 RESULT = RESULTS / "grounded_bars.json"
-COMMAND = BENCHMARK.format("test_grounded_bars")
 COLUMNS = {"tokens_per_s": "tokens/s", "tokens_per_round": "tokens per round", "speedup": "speedup"}
 
 
@@ -47,10 +46,8 @@ def committed_section() -> Section:
     """
     kept = json.loads(RESULT.read_text(encoding="utf-8"))
     table = pd.DataFrame(kept["figures"])
-    texts = []
-    for prompts, line in table[table["figure"] == "speedup.ratio"].set_index("prompts").iterrows():
-        ratio = Interval(line["value"], line["low"], line["high"])
-        texts.append(f"{ratio:.2f} on {line['count']} prompts of {prompts}, {_told(ratio)}")
+    ratios = {prompts: figure_of(kept["figures"], prompts, "speedup.ratio") for prompts in table["prompts"].unique()}
+    texts = [f"{ratio:.2f} on {ratio.prompts} prompts of {name}, {_told(ratio)}" for name, ratio in ratios.items()]
     answer = (
         f"Grounded heads over independent ones, the paper's {PUBLISHED_SPEEDUP}: {'; '.join(texts)} (committed: pocket "
         f"target in float32, {kept['cpu']['model']}, {kept['cpu']['torch_threads']} thread, {kept['date']})."
@@ -72,10 +69,9 @@ def sessions() -> list[Measured]:
 
 
 def figure_of(sessions: Sequence[Measured], prompts: str, figure: str, method: str = PAIR) -> Interval:
-    """Return what the session on one set of prompts found. KeyError if there is none.
-
-    figure: of grounded heads against independent ones speedup.ratio, tokens_per_round.ratio or
-        tokens_per_round.difference; of one `method` speedup, tokens_per_round or tokens_per_s.
+    """Return what the session on one set of prompts found: of grounded heads against independent ones the figure
+    speedup.ratio, tokens_per_round.ratio or tokens_per_round.difference; of one `method` speedup, tokens_per_round or
+    tokens_per_s. KeyError if there is none.
     """
     for row in sessions:
         if (row["prompts"], row["figure"], row["category"]) == (prompts, figure, "all") and row["method"] == method:

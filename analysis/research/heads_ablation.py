@@ -20,7 +20,7 @@ from ..figures import pictures, style
 from ..intervals import ANY, POSITIVE, SHARE, Columns, Interval, Range, bootstrap
 from ..sections import Section, counted
 from .committed import BENCHMARK, RESULTS, Measured, load_figures, paired, rate, rate_difference
-from .heads_training import accuracy_by_head
+from .heads_accuracy import accuracy_by_head
 
 RESULT = RESULTS / "heads_ablation.json"
 COMMAND = BENCHMARK.format("test_heads_ablation")
@@ -52,13 +52,10 @@ def load_ablation(path: Path | str = RESULT) -> list[Measured]:
     """Return what a result file holds, an entry for each variant, structure and depth. UsageError as of
     `load_figures`.
     """
-
-    def read(entries: list[Measured]) -> list[Measured]:
+    with load_figures(path, "test_heads_ablation", "ablations", "ablations of heads") as entries:
         for entry in entries:
             prompt_counts(entry)[["asked_1", "hits_1"]]
-        return entries
-
-    return load_figures(path, COMMAND, "ablations", "ablations of heads", read)
+    return entries
 
 
 def ablation_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
@@ -133,9 +130,8 @@ def tokens_per_round(measured: Measured) -> Interval:
 
 
 def difference(first: Measured, second: Measured, prompts: Sequence[str] | None = None) -> Interval:
-    """Return tokens per round of the first less the second's, the same prompts resampled for both.
-
-    prompts: the prompts to look at, of those that both have; None is all.
+    """Return tokens per round of the first less the second's, the same prompts resampled for both: of those that both
+    have the `prompts`, None for all.
     """
     table = both(first, second)
     return rate_difference(table if prompts is None else table[table.index.isin(prompts)])

@@ -10,11 +10,10 @@ import pandas as pd
 from specdec.errors import UsageError
 
 from ..sections import Section, counted
-from .committed import BENCHMARK, RESULTS, Measured, load_figures
+from .committed import RESULTS, Measured, load_figures
 from .heads_ablation import difference, prompt_counts, tokens_per_round
 
 RESULT = RESULTS / "heads_tree.json"
-COMMAND = BENCHMARK.format("test_heads_tree")
 DRAWN, CHANCES, JOINT, CARTESIAN = "drawn by hand", "found by chances", "found jointly", "product"
 ACCURACY = "accuracy"
 PUBLISHED = "Medusa (2401.10774, section 3.3.1) found a sparse tree of 64 nodes faster than a dense one of 256"
@@ -25,14 +24,11 @@ def load_trees(path: Path | str = RESULT) -> list[Measured]:
     """Return the entries of a result file: one for each kind of heads and tree, and one with the counts of each kind.
     UsageError as of `load_figures`.
     """
-
-    def read(entries: list[Measured]) -> list[Measured]:
+    with load_figures(path, "test_heads_tree", "trees of heads", "trees of heads") as entries:
         for trees in trees_of(entries).values():
             for tree in trees.values():
                 prompt_counts(tree)
-        return entries
-
-    return load_figures(path, COMMAND, "trees of heads", "trees of heads", read)
+    return entries
 
 
 def trees_of(entries: Sequence[Measured]) -> dict[str, dict[str, Measured]]:

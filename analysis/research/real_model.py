@@ -15,8 +15,7 @@ from ..figures import pictures, style
 from ..intervals import Interval
 from ..sections import Section, counted
 from . import grounded_gain, heads_ablation
-from .claim_results import speedup, tokens_per_round
-from .committed import BENCHMARK, RESULTS, Measured, load_figures
+from .committed import BENCHMARK, RESULTS, Measured, load_figures, speedup, tokens_per_round
 from .prediction_results import NAMES, errors_section
 
 RESULT = RESULTS / "real_model.json"
@@ -31,13 +30,14 @@ SHOWN = "ngram"  # the drafter of the figure
 
 def load_real(path: Path | str, *parts: str) -> list[Measured]:
     """Return what was measured so far in some parts of the benchmark. UsageError for a file of another kind."""
-    kind = "measurements of a real model"
-    lines = load_figures(path, COMMAND, "measurements", kind, list) if Path(path).is_file() else []
-    return [line for line in lines if line["part"] in parts]
+    if not Path(path).is_file():
+        return []
+    with load_figures(path, "test_real_model", "measurements", "measurements of a real model") as lines:
+        return [line for line in lines if line["part"] in parts]
 
 
 def claim_runs(path: Path | str = RESULT) -> dict[str, Measured]:
-    """Return what was measured so far under the names of the runs that claims rest on (`claim_results`). There is no
+    """Return what was measured so far under the names of the runs that claims rest on (`load_results`). There is no
     smaller model with the target's tokens: `layer_skip` stands for it.
     """
     lines = load_real(path, ALONG, DECODING, STUDY)
@@ -76,10 +76,8 @@ def pays_section(decoded: Sequence[Measured]) -> Section:
         return _missing(title, DECODING)
     told, table, categories = [], [], []
     bars: dict[str, dict[str, Interval]] = {}
-    sessions: dict[str, list[Measured]] = {}
-    for line in decoded:
-        sessions.setdefault(_where(line), []).append(line)
-    for where, lines in sessions.items():
+    for where in dict.fromkeys(map(_where, decoded)):
+        lines = [line for line in decoded if _where(line) == where]
         fast = {(line["name"], gamma): speedup(line, gamma) for line in lines for gamma in line["arms"]}
         (name, gamma), best = max(fast.items(), key=lambda item: item[1].estimate)
         paying = dict.fromkeys(drafter for (drafter, _), value in fast.items() if value.low > 1)
@@ -237,10 +235,7 @@ def _sources(along: Sequence[Measured]) -> pd.DataFrame:
             errors = pd.DataFrame(line["errors"][model], columns=["error", "low", "high"], dtype=float)
             worst = errors["error"].abs().idxmax()
             row |= {f"{name}_mean": errors["error"].mean(), f"{name}_gamma": line["gammas"][worst]}
-            row |= {
-                f"{name}_error{end}": errors.at[worst, key]
-                for end, key in (("", "error"), ("_low", "low"), ("_high", "high"))
-            }
+            row |= Interval(*errors.loc[worst]).as_columns(f"{name}_error")
         rows.append(row)
     return pd.DataFrame(rows)
 

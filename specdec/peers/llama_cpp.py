@@ -18,18 +18,7 @@ from torch import Tensor
 
 from specdec.decode import cut
 from specdec.drafters.small_model import SmallModel
-from specdec.peers.base.contract import (
-    ASSISTED,
-    PROMPT_LOOKUP,
-    Absent,
-    Engine,
-    LeftOut,
-    Peer,
-    Setting,
-    Work,
-    engines,
-    one_line,
-)
+from specdec.peers.base.contract import ASSISTED, PROMPT_LOOKUP, Engine, LeftOut, Peer, Setting, Work, engines
 from specdec.prompts import Prompt
 from specdec.sampling import SamplingConfig
 
@@ -41,7 +30,7 @@ class LlamaCpp(Engine):
     needs = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}
     extra = "llama-cpp"
 
-    def peers(self, work: Work, held: ExitStack) -> list[Peer | Absent]:
+    def peers(self, work: Work, held: ExitStack) -> list["LlamaPeer"]:
         import llama_cpp
 
         target = work.target
@@ -56,21 +45,7 @@ class LlamaCpp(Engine):
             raise LeftOut("this llama-cpp-python was built without a GPU: reinstall it with CMAKE_ARGS=-DGGML_CUDA=on.")
         folder = Path(held.enter_context(TemporaryDirectory(prefix="specdec_gguf_")))
         write_gguf(target.model, folder / "target.gguf", work.longest)
-        found: list[Peer | Absent] = []
-        for kind, ours in work.kinds.items():
-            peer = LlamaPeer(f"{self.name}.{kind}", work, ours, kind, folder)
-            if kind == ASSISTED:
-                small = cast(SmallModel, work.drafter)
-                try:
-                    if small.translation is not None:
-                        raise LeftOut("llama-cpp-python has no drafter with another tokenizer than the target's.")
-                    write_gguf(small.model, folder / "drafter.gguf", work.longest)
-                except LeftOut as error:
-                    found.append(Absent(peer.name, one_line(error)))
-                    continue
-            held.callback(peer.close)
-            found.append(peer)
-        return found
+        return [LlamaPeer(f"{self.name}.{kind}", kind, work, folder) for kind in work.kinds]
 
 
 class LlamaPeer(Peer):
@@ -78,41 +53,42 @@ class LlamaPeer(Peer):
 
     converted = True
 
-    def __init__(self, name: str, work: Work, ours: tuple[str, int], kind: str, folder: Path) -> None:
-        """
-        Args:
-            kind: a key of `Work.kinds`: how it drafts.
-            folder: of the written weights.
-        """
-        super().__init__(name, ours, work.target, settings(work))
-        self._work, self._kind, self._folder = work, kind, folder
-        self._open: tuple[Setting, Any] | None = None
+    def __init__(self, name: str, kind: str, work: Work, folder: Path) -> None:
+        """Make a peer whose weights are written into a folder."""
+        super().__init__(name, kind, work, settings(work))
+        self._folder = folder
+        # `llama_cpp.Llama`s: the drafter's if a model drafts, then the target's; and the setting that they are open in.
+        self._engines: list[Any] = []
+        self._opened: Setting | None = None
+
+    def prepare(self) -> None:
+        if self._kind == ASSISTED:
+            small = cast(SmallModel, self._work.drafter)
+            if small.translation is not None:
+                raise LeftOut("llama-cpp-python has no drafter with another tokenizer than the target's.")
+            write_gguf(small.model, self._folder / "drafter.gguf", self._work.longest)
 
     def generate(self, prompt: Prompt, setting: Setting, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
-        if self._open is None or self._open[0] is not setting:
-            self.close()  # one is open at a time, so that others take no memory
-            self._open = setting, self._opened(setting)
-        engine = self._open[1]
+        if self._opened is not setting:
+            self.close()  # one setting is open at a time, so that others take no memory
+            self._open(setting)
         limit, end_tokens = self._work.max_new_tokens, self._target.end_tokens
-        engine.reset()
-        if isinstance(engine.draft_model, SecondModel):
-            engine.draft_model.engine.reset()
+        for engine in self._engines:
+            engine.reset()
         # Its own defaults cut by top_k, top_p and min_p.
         options = {"temp": sampling.temperature, "top_k": sampling.top_k or 0}
         options |= {"top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0}
         new: list[int] = []
         start = time.perf_counter()
-        for token in engine.generate(list(prompt.tokens), **options):
+        for token in self._engines[-1].generate(list(prompt.tokens), **options):
             new.append(token)
             if len(new) == limit or token in end_tokens:
                 break
         seconds = time.perf_counter() - start
         return cut(new[:-1], new[-1], limit, end_tokens), seconds
 
-    def _opened(self, setting: Setting) -> Any:
-        """Return the target's `llama_cpp.Llama`, which keeps the logits of all tokens with a draft model, and those of
-        the last without one.
-        """
+    def _open(self, setting: Setting) -> None:
+        """Open the models. The target keeps the logits of all tokens with a draft model, of the last without one."""
         import llama_cpp
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -120,33 +96,22 @@ class LlamaPeer(Peer):
         if self._kind == PROMPT_LOOKUP:
             draft_model = LlamaPromptLookupDecoding(max_ngram_size=self._work.match_length, num_pred_tokens=gamma)
         elif self._kind == ASSISTED:
-            draft_model = SecondModel(llama_cpp.Llama(str(self._folder / "drafter.gguf"), **setting.options), gamma)
-        return llama_cpp.Llama(str(self._folder / "target.gguf"), draft_model=draft_model, **setting.options)
+            drafter = llama_cpp.Llama(str(self._folder / "drafter.gguf"), **setting.options)
+            self._engines.append(drafter)
+
+            def continued(text: np.ndarray, /, **options: Any) -> np.ndarray:  # it evaluates what its cache lacks
+                drafts = drafter.generate(text.tolist(), temp=0.0)
+                return np.array([next(drafts) for _ in range(gamma)], dtype=np.intc)
+
+            draft_model = continued
+        target = llama_cpp.Llama(str(self._folder / "target.gguf"), draft_model=draft_model, **setting.options)
+        self._engines.append(target)
+        self._opened = setting
 
     def close(self) -> None:
-        """Free the models that are open."""
-        if self._open is not None:
-            _, engine = self._open
-            self._open = None
-            if isinstance(engine.draft_model, SecondModel):
-                engine.draft_model.engine.close()
-            engine.close()
-
-
-class SecondModel:
-    """A small model as the draft model of llama-cpp-python: it proposes its own greedy continuation of the text."""
-
-    def __init__(self, engine: Any, gamma: int) -> None:
-        """
-        Args:
-            engine: a `llama_cpp.Llama`, which evaluates only what its cache lacks of the text.
-        """
-        self.engine, self._gamma = engine, gamma
-
-    def __call__(self, input_ids: np.ndarray, /, **options: Any) -> np.ndarray:
-        """Return gamma tokens that follow a text [S]."""
-        drafts = self.engine.generate(input_ids.tolist(), temp=0.0)
-        return np.array([next(drafts) for _ in range(self._gamma)], dtype=np.intc)
+        while self._engines:
+            self._engines.pop().close()
+        self._opened = None
 
 
 def settings(work: Work) -> list[Setting]:
@@ -191,12 +156,8 @@ _FILE_TYPES = {torch.float32: "ALL_F32", torch.bfloat16: "MOSTLY_BF16", torch.fl
 
 
 def write_gguf(model: Any, path: Path, longest: int) -> None:
-    """Write a model's weights and shape.
-
-    Args:
-        longest: the most tokens of a text that it will be used for.
-    Raises:
-        LeftOut: a model that llama.cpp would compute differently, or does not know.
+    """Write the weights and shape of a model that will be used for texts of at most `longest` tokens. Raises LeftOut:
+    llama.cpp would compute it differently, or does not know it.
     """
     import gguf
 
@@ -228,7 +189,9 @@ def write_gguf(model: Any, path: Path, longest: int) -> None:
             continue  # llama.cpp takes the embeddings where there is no output matrix
         projection = key.split(".")[-2]
         if name == "llama" and projection in heads:
-            weight = interleaved(weight, heads[projection])
+            # transformers rotates row i of a head with row i + D / 2, llama.cpp there row 2 i with row 2 i + 1.
+            halves = weight.unflatten(0, (heads[projection], 2, -1))  # [heads, 2, D / 2, ...]
+            weight = halves.transpose(1, 2).reshape(weight.shape)
         found = names.get_name(key, try_suffixes=(".weight", ".bias"))
         if found is None:
             raise LeftOut(f"llama.cpp has no place for the weight {key} of model type {config.model_type}.")
@@ -244,10 +207,8 @@ def write_gguf(model: Any, path: Path, longest: int) -> None:
 
 
 def _checked(model: Any, config: Any, longest: int) -> str:
-    """Return llama.cpp's name of the architecture.
-
-    Raises:
-        LeftOut: it is unknown there, or would be computed in another way.
+    """Return llama.cpp's name of the architecture. Raises LeftOut: it is unknown there, or would be computed in another
+    way.
     """
     kind = config.model_type
     windowed = getattr(config, "use_sliding_window", True)
@@ -269,20 +230,9 @@ def _checked(model: Any, config: Any, longest: int) -> str:
     return ARCHITECTURES[kind]
 
 
-def interleaved(weight: Tensor, heads: int) -> Tensor:
-    """Return the rows [heads * D, ...] of a projection in the order that llama.cpp's architecture llama rotates.
-
-    transformers rotates row i of a head with row i + D / 2, llama.cpp there row 2 i with row 2 i + 1.
-    """
-    halves = weight.unflatten(0, (heads, 2, -1))  # [heads, 2, D / 2, ...]
-    return halves.transpose(1, 2).reshape(weight.shape)
-
-
 def _rope_factors(model: Any, config: Any, name: str) -> Tensor | None:
-    """Return what each frequency [D / 2] of the rotary embedding is divided by, or None for nothing.
-
-    Raises:
-        LeftOut: frequencies that change with the text, scale the attention, or that the architecture does not take.
+    """Return what each frequency [D / 2] of the rotary embedding is divided by, or None for nothing. Raises LeftOut:
+    frequencies that change with the text, scale the attention, or that the architecture does not take.
     """
     rope = config.rope_parameters
     kind = rope.get("rope_type", "default")

@@ -26,19 +26,7 @@ from specdec.drafters.small_model import SmallModel
 from specdec.models.attention import stock_attention
 from specdec.models.cache import CACHE
 from specdec.models.decoder import attention_windows
-from specdec.peers.base.contract import (
-    ASSISTED,
-    GENERATE,
-    PROMPT_LOOKUP,
-    Absent,
-    Engine,
-    LeftOut,
-    Peer,
-    Setting,
-    Work,
-    engines,
-    one_line,
-)
+from specdec.peers.base.contract import ASSISTED, GENERATE, PROMPT_LOOKUP, Engine, LeftOut, Peer, Setting, Work, engines
 from specdec.prompts import Prompt
 from specdec.sampling import SamplingConfig
 
@@ -52,12 +40,8 @@ class OpenVinoPeer(Peer):
 
     converted = True
 
-    def __init__(self, name: str, work: Work, ours: tuple[str, int], kind: str, root: Path) -> None:
-        """
-        Args:
-            kind: a key of `Work.kinds`: how it drafts.
-            root: of the folders of the written models.
-        """
+    def __init__(self, name: str, kind: str, work: Work, root: Path) -> None:
+        """Make a peer whose models are written into folders below `root`."""
         dtype = str(work.target.model.dtype).removeprefix("torch.")
         settings = [
             Setting(
@@ -68,10 +52,29 @@ class OpenVinoPeer(Peer):
             if backend == "PA" or kind == GENERATE  # speculation needs the paged cache
             for pinned in (True, False)
         ]
-        super().__init__(name, ours, work.target, settings)
-        self._work, self._kind, self._root = work, kind, root
+        super().__init__(name, kind, work, settings)
+        self._root = root
         self._pipeline: Any = None
         self._opened = ""  # name of the setting that the pipeline was opened with
+
+    def prepare(self) -> None:
+        """Write the small model beside the target, and the tokenizer that both share into both folders: GenAI drafts
+        only where the tokenizers are the same, which it asks of them. Raises LeftOut: there is no tokenizer, or two.
+        """
+        if self._kind != ASSISTED:
+            return
+        import openvino
+        from openvino_tokenizers import convert_tokenizer
+
+        small = cast(SmallModel, self._work.drafter)
+        if small.translation is not None:
+            raise LeftOut("OpenVINO drafts with a small model of the same tokenizer only")
+        if self._target.tokenizer is None:
+            raise LeftOut("OpenVINO drafts with a small model only where the target has a tokenizer")
+        _write(small.model, self._work, self._root / "drafter")
+        tokenizer = convert_tokenizer(self._target.tokenizer)
+        for folder in ("target", "drafter"):
+            openvino.save_model(tokenizer, self._root / folder / "openvino_tokenizer.xml")
 
     def generate(self, prompt: Prompt, setting: Setting, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
         if self._pipeline is None or self._opened != setting.name:
@@ -81,7 +84,6 @@ class OpenVinoPeer(Peer):
         return self._timed(prompt, sampling)
 
     def close(self) -> None:
-        """Release the pipeline with its copy of the weights; the next generation opens another."""
         self._pipeline = None
 
     def _timed(self, prompt: Prompt, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
@@ -137,14 +139,10 @@ class OpenVinoPeer(Peer):
 
 @engines.register("openvino")
 class OpenVino(Engine):
-    needs = {
-        "openvino_genai": "openvino-genai",
-        "openvino_tokenizers": "openvino-tokenizers",
-        "openvino": "openvino",
-    }
+    needs = {"openvino_genai": "openvino-genai", "openvino_tokenizers": "openvino-tokenizers", "openvino": "openvino"}
     extra = "openvino"
 
-    def peers(self, work: Work, held: ExitStack) -> list[Peer | Absent]:
+    def peers(self, work: Work, held: ExitStack) -> list[OpenVinoPeer]:
         target, sampling = work.target, work.target.sampling
         if target.device.type != "cpu" or not target.in_one_piece:
             raise LeftOut("OpenVINO is set against a target in one piece on a CPU only: use target.device=cpu")
@@ -154,31 +152,9 @@ class OpenVino(Engine):
                 "OpenVINO has no typical_p and combines cuts in another order than ours, so that it would sample from "
                 "another law: compare with one of top_k, top_p and min_p at most"
             )
-        _check_native(target.model.dtype)
         root = Path(held.enter_context(TemporaryDirectory(prefix="specdec-openvino-")))
         _write(target.model, work, root / "target")
-        found: list[Peer | Absent] = []
-        for kind, ours in work.kinds.items():
-            peer = OpenVinoPeer(f"{self.name}.{kind}", work, ours, kind, root)
-            if kind == ASSISTED:
-                try:
-                    _write_drafter(cast(SmallModel, work.drafter), work, root)
-                except Exception as error:  # OpenVINO raises some ten unrelated types here
-                    found.append(Absent(peer.name, one_line(error).rstrip(".") + "."))
-                    continue
-            held.callback(peer.close)
-            found.append(peer)
-        return found
-
-
-def _check_native(dtype: torch.dtype) -> None:
-    """Refuse a dtype in which OpenVINO would silently compute as float32."""
-    import openvino
-
-    name = str(dtype).removeprefix("torch.")
-    precision, capability = _PRECISIONS.get(dtype, ("", ""))
-    if capability not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        raise LeftOut(f"OpenVINO does not compute in {name} on this processor: use target.dtype=float32")
+        return [OpenVinoPeer(f"{self.name}.{kind}", kind, work, root) for kind in work.kinds]
 
 
 def _properties(dtype: torch.dtype) -> dict[str, Any]:
@@ -193,11 +169,15 @@ def _properties(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _write(model: Any, work: Work, folder: Path) -> None:
-    """Write a model into a new folder.
-
-    Raises:
-        LeftOut: its layers see less than the texts of the run, which the written model would not know; no space.
+    """Write a model into a new folder. Raises LeftOut: OpenVINO would silently compute its dtype as float32; its layers
+    see less than the texts of the run, which the written model would not know; no space.
     """
+    import openvino
+
+    _, capability = _PRECISIONS.get(model.dtype, ("", ""))
+    if capability not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        name = str(model.dtype).removeprefix("torch.")
+        raise LeftOut(f"OpenVINO does not compute in {name} on this processor: use target.dtype=float32")
     windows = attention_windows(model.config.get_text_config(), model.name_or_path)
     narrow = min((window for window in windows.values() if window is not None), default=work.longest)
     if narrow < work.longest:
@@ -215,42 +195,17 @@ def _write(model: Any, work: Work, folder: Path) -> None:
     write_openvino(model, windows, folder)
 
 
-def _write_drafter(small: SmallModel, work: Work, root: Path) -> None:
-    """Write the small model beside the target, and the tokenizer that both share into both folders: GenAI drafts only
-    where the tokenizers are the same, which it asks of them.
-
-    Raises:
-        LeftOut: there is no tokenizer, or two.
-    """
-    import openvino
-    from openvino_tokenizers import convert_tokenizer
-
-    if small.translation is not None:
-        raise LeftOut("OpenVINO drafts with a small model of the same tokenizer only")
-    if work.target.tokenizer is None:
-        raise LeftOut("OpenVINO drafts with a small model only where the target has a tokenizer")
-    _check_native(small.model.dtype)
-    _write(small.model, work, root / "drafter")
-    tokenizer = convert_tokenizer(work.target.tokenizer)
-    for folder in ("target", "drafter"):
-        openvino.save_model(tokenizer, root / folder / "openvino_tokenizer.xml")
-
-
 MODEL_FILE = "openvino_model.xml"  # as GenAI looks for it
 _INPUTS = ("input_ids", "attention_mask", "position_ids", "beam_idx")
 _SEQUENCES, _TOKENS, _PAST = 2, 5, 3  # of the example: all differ, or the graph would take equal ones for one size
 
 
 def write_openvino(model: Any, kinds: Collection[str], folder: Path) -> None:
-    """Write a decoder-only model into a folder that exists; the model itself stays as it is.
+    """Write a decoder-only model, which itself stays as it is, into a folder that exists; its masks are keyed by the
+    `kinds` of its attention layers. Raises exceptions of many types: OpenVINO has no operation for a part of the model.
 
     Every layer sees the whole text: windows are not written. 16-bit weights are written as float32, which holds them
     exactly; the arithmetic is chosen when the file is read.
-
-    Args:
-        kinds: of its attention layers, as its masks are keyed.
-    Raises:
-        Exception: of many unrelated types, where OpenVINO has no operation for a part of the model.
     """
     import openvino
     from openvino import opset13 as operations
@@ -289,13 +244,6 @@ def write_openvino(model: Any, kinds: Collection[str], folder: Path) -> None:
     openvino.save_model(written, folder / MODEL_FILE, compress_to_fp16=False)
 
 
-def _layer(keys: Tensor, values: Tensor) -> DynamicLayer:
-    """Return a layer of a cache that begins with keys and values [B, H, S, head]."""
-    layer = DynamicLayer()
-    layer.keys, layer.values, layer.is_initialized = keys, values, True
-    return layer
-
-
 class _Graph(nn.Module):
     """A decoder as a function of tokens and of the keys and values before them."""
 
@@ -320,8 +268,10 @@ class _Graph(nn.Module):
             beam_idx: the sequence [B] of `past` that each sequence continues.
             past: keys and values [B, H, P, head] of every layer in turn.
         """
-        kept = [states.index_select(0, beam_idx) for states in past]
-        layers = [_layer(*kept[place : place + 2]) for place in range(0, len(kept), 2)]
+        layers = [DynamicLayer() for _ in past[::2]]
+        for layer, keys, values in zip(layers, past[::2], past[1::2], strict=True):
+            layer.keys, layer.values = (states.index_select(0, beam_idx) for states in (keys, values))
+            layer.is_initialized = True
         logits = self._logits(input_ids, attention_mask, position_ids, layers)
         return logits, *(states for layer in layers for states in (layer.keys, layer.values))
 

@@ -4,8 +4,8 @@ lookup.
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
@@ -14,7 +14,7 @@ from specdec.compiled.passes import Mode
 from specdec.decode import cut
 from specdec.drafters.small_model import SmallModel
 from specdec.models.attention import stock_attention
-from specdec.peers.base.contract import ASSISTED, GENERATE, PROMPT_LOOKUP, Absent, Engine, Peer, Setting, Work, engines
+from specdec.peers.base.contract import ASSISTED, GENERATE, PROMPT_LOOKUP, Engine, Peer, Setting, Work, engines
 from specdec.prompts import Prompt
 from specdec.sampling import SamplingConfig
 
@@ -45,24 +45,23 @@ def settings(device: torch.device, mode: Mode | None) -> list[Setting]:
 class TransformersPeer(Peer):
     """`transformers` `generate` on our target's own model object."""
 
-    def __init__(self, kind: str, work: Work, ours: tuple[str, int], settings: Sequence[Setting]) -> None:
-        """Make a peer that is named as its kind, a key of `Work.kinds`."""
+    def __init__(self, kind: str, work: Work, settings: Sequence[Setting]) -> None:
+        """Make a peer that is named as its kind."""
         from transformers import GenerationConfig
 
-        super().__init__(kind, ours, work.target, settings)
-        self._limit = work.max_new_tokens
+        super().__init__(kind, kind, work, settings)
         self._options: dict[str, Any] = {}  # of the method, for `generate`
         # A checkpoint's own generation config may hold penalties or a temperature, which our engine does not apply.
         self._configs: list[tuple[Any, Any]] = [(work.target.model, GenerationConfig())]
         if kind == PROMPT_LOOKUP:
-            self._options = {"prompt_lookup_num_tokens": ours[1], "max_matching_ngram_size": work.match_length}
+            self._options = {"prompt_lookup_num_tokens": self.ours[1], "max_matching_ngram_size": work.match_length}
         elif kind == ASSISTED:
             small = cast(SmallModel, work.drafter)
             self._options = {"assistant_model": small.model}
             if small.translation is not None:  # transformers' own way between two tokenizers
                 self._options |= {"tokenizer": work.target.tokenizer, "assistant_tokenizer": small.tokenizer}
             constant = GenerationConfig(
-                num_assistant_tokens=ours[1],
+                num_assistant_tokens=self.ours[1],
                 num_assistant_tokens_schedule="constant",
                 assistant_confidence_threshold=0.0,  # falsy: transformers neither stops early nor adapts it
             )
@@ -75,13 +74,20 @@ class TransformersPeer(Peer):
         if not sampling.greedy:
             options |= {"temperature": sampling.temperature, "top_k": sampling.top_k or 0, "min_p": sampling.min_p}
             options |= {"top_p": 1.0 if sampling.top_p is None else sampling.top_p, "typical_p": sampling.typical_p}
-        with _as_published(self._configs), torch.inference_mode():
+        with ExitStack() as stack, torch.inference_mode():
+            # Models run as transformers does: with its own attention, and the given generation configs.
+            for model, config in self._configs:
+                stack.enter_context(stock_attention(model))
+                stack.callback(setattr, model, "generation_config", model.generation_config)
+                model.generation_config = config
+            _GENERATING.addFilter(_not_of_its_own)
+            stack.callback(_GENERATING.removeFilter, _not_of_its_own)
             _synchronize(target.device)
             start = time.perf_counter()
             output = target.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=self._limit,
+                max_new_tokens=self._work.max_new_tokens,
                 eos_token_id=sorted(target.end_tokens) or None,
                 pad_token_id=min(target.end_tokens, default=0),
                 **options,
@@ -89,33 +95,17 @@ class TransformersPeer(Peer):
             _synchronize(target.device)
             seconds = time.perf_counter() - start
         new = output[0, ids.shape[1] :].tolist()
-        return cut(new[:-1], new[-1], self._limit, target.end_tokens), seconds
+        return cut(new[:-1], new[-1], self._work.max_new_tokens, target.end_tokens), seconds
 
 
 @engines.register("transformers")
 class Transformers(Engine):
     needs = {"transformers": "transformers"}
 
-    def peers(self, work: Work, held: ExitStack) -> list[Peer | Absent]:
+    def peers(self, work: Work, held: ExitStack) -> list[TransformersPeer]:
         tried = settings(work.target.device, work.target.compilation)
         # Compiled over a static cache, a draft that reaches past its end raises no error: it ends the process.
-        return [
-            TransformersPeer(kind, work, ours, tried if kind == GENERATE else tried[:1])
-            for kind, ours in work.kinds.items()
-        ]
-
-
-@contextmanager
-def _as_published(configs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Run models as transformers does, for the time of a call: its own attention, the given generation configs."""
-    with ExitStack() as stack:
-        for model, config in configs:
-            stack.enter_context(stock_attention(model))
-            stack.callback(setattr, model, "generation_config", model.generation_config)
-            model.generation_config = config
-        _GENERATING.addFilter(_not_of_its_own)
-        stack.callback(_GENERATING.removeFilter, _not_of_its_own)
-        yield
+        return [TransformersPeer(kind, work, tried if kind == GENERATE else tried[:1]) for kind in work.kinds]
 
 
 _GENERATING = logging.getLogger("transformers.generation.utils")

@@ -1,4 +1,5 @@
-"""The loop that every training runs in: steps, history, checkpoints, signals, tracking. Resumable to the bit on a CPU.
+"""The loop that every kind of training runs in: steps, history, checkpoints, signals, tracking. Resumable to the bit on
+a CPU.
 
 Knows neither models nor losses: a student says what a step, a score and an export are.
 """
@@ -12,7 +13,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,18 +23,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec.config import flattened
+from specdec.config import flattened, validated
 from specdec.environment import cpu
 from specdec.errors import UsageError
 from specdec.progress import stage
 from specdec.signals import STOPS, end_at_once, interruption
+from specdec.targets.base import targets
 from specdec.text.writing import write_atomically
 from specdec.tracking.writer import check_store, tracked_run
-from specdec.training.recipes import TrainingConfig
+from specdec.training.recipes import RECIPES, StateTrainConfig, TrainingConfig
 from specdec.training.student import FinishedTraining, Student, column
+from specdec.training.students.eagle_student import EagleStudent
+from specdec.training.students.head_student import HeadStudent
+from specdec.training.students.model_student import ModelStudent
+from specdec.training.students.parallel_student import ParallelStudent
+from specdec.training.students.unlikelihood_student import UnlikelihoodStudent
 
 logger = logging.getLogger(__name__)
 
+STUDENTS: Mapping[str, type[Student]] = {
+    "recipe": ModelStudent,
+    "heads": HeadStudent,
+    "eagle": EagleStudent,
+    "parallel": ParallelStudent,
+    "unlikelihood": UnlikelihoodStudent,
+}
 CHECKPOINT = "checkpoint.pt"
 HISTORY = "history.csv"
 
@@ -106,7 +120,6 @@ class Training:
         checkpoint written.
         """
         student, pace, steps = self.student, self.student.pace, self.student.steps
-        student.begin()
         began, saved = time.perf_counter(), time.monotonic()
         before = self.seconds
         pending: dict[str, float] = {}
@@ -182,12 +195,19 @@ def prepare(config: TrainingConfig) -> None:
         torch.set_num_threads(config.threads)
 
 
-def train(student: Student) -> FinishedTraining | None:
-    """Go on with a student's training until it is finished, tracked as one run and with a progress bar. Return None in
-    the processes that do not write files. Raises UsageError: a checkpoint of another recipe; Interrupted: after a
+def run(kind: str, values: Mapping[str, Any]) -> FinishedTraining | None:
+    """Train what a recipe of the config group `kind` names, or go on training it until it is finished, tracked as one
+    run and with a progress bar; return None in all processes but the first. The values are the configuration, plain
+    data from YAML. Raises UsageError: bad values, files or models, a checkpoint of another recipe; Interrupted: after a
     signal.
     """
-    training, config = Training(student), student.config
+    config = validated(RECIPES[kind], values, source="the configuration" if kind == "recipe" else "")
+    if isinstance(config, StateTrainConfig):
+        targets.config(config.target)
+    prepare(config)
+    with stage("Load", "model and text", bar=False):  # the hub draws the bars of its downloads
+        student = STUDENTS[kind].open(config)
+    training = Training(student)
     if training.restore():
         logger.info("Going on from step %d of %d", training.step, student.steps)
     if not student.writes:

@@ -2,7 +2,6 @@
 rates. Knows no model.
 """
 
-import json
 import logging
 import math
 import shlex
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from specdec.config import FolderPart, validated
 from specdec.errors import NumericsError, UsageError
 from specdec.models.arithmetic import native_arithmetic
-from specdec.text.writing import write_atomically
+from specdec.text.writing import write_json
 from specdec.training.data.sequences import Sequences
 from specdec.training.data_recipes import fingerprint
 from specdec.training.recipes import (
@@ -96,9 +95,6 @@ class Student(ABC):
         its lines that say what the training took.
         """
 
-    def begin(self) -> None:
-        """Prepare for steps, such as by compiling what they call."""
-
     def arithmetic(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass: autocast to bfloat16, or nothing for float32."""
         return torch.autocast(self.device.type, self.dtype) if self.dtype == torch.bfloat16 else nullcontext()
@@ -164,7 +160,7 @@ class Student(ABC):
         self, summary: dict[str, Any], metrics: dict[str, float], sentence: str, use: Sequence[str]
     ) -> FinishedTraining:
         """Write `summary.json`, and return the results; `use` are overrides of the run that uses what was trained."""
-        write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+        write_json(self.folder / "summary.json", summary)
         return FinishedTraining(
             self.folder, summary, metrics, sentence, shlex.join(["python", "-m", "specdec.run", *use])
         )
@@ -209,21 +205,18 @@ def column(metric: str) -> str:
     return metric.replace("/", "_").replace(".", "_")
 
 
-def training_device(name: str) -> torch.device:
-    """Return the device of a training; `auto` takes the GPU if there is one. Raises UsageError: there is no GPU."""
+def training_device(name: str, bfloat16: bool) -> tuple[torch.device, torch.dtype]:
+    """Return the device of a training, where `auto` takes the GPU if there is one, and the dtype of its forward and
+    backward passes: float32, or bfloat16 if the recipe asks for it and the device computes in it. Where it does not,
+    one sentence says so. Raises UsageError: there is no GPU.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("Bad value device=cuda: no CUDA device is available; use device=cpu.")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def training_dtype(bfloat16: bool, device: torch.device) -> torch.dtype:
-    """Return the dtype of the forward and backward passes: float32, or bfloat16 if the recipe asks for it and the
-    device computes in it. Where it does not, one sentence says so.
-    """
+    device = torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
     arithmetic = native_arithmetic(torch.bfloat16 if bfloat16 else torch.float32, device)
     if arithmetic.sentence:
         logger.info("%s", arithmetic.sentence)
-    return arithmetic.used
+    return device, arithmetic.used
 
 
 def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:

@@ -23,8 +23,8 @@ from specdec.analysis.research import heads_ablation
 from specdec.analysis.rounds import drafted, prompt_sums
 from specdec.config import BASELINE, config_dir
 from specdec.published.network_files import TRAINED_HEADS
-from specdec.training.students.accuracy import HeadAccuracy
 from specdec.training.students.head_student import HeadStudent
+from specdec.training.students.loss_and_accuracy import HeadAccuracy
 from specdec.training.students.state_student import load_target
 
 pytestmark = pytest.mark.benchmark

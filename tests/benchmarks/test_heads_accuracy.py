@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.analysis.research.heads_training import KINDS
+from specdec.analysis.research.heads_accuracy import KINDS
 from specdec.prompts.stdlib import module_source
 from specdec.published.network_files import TRAINED_HEADS, shipped_file
 from specdec.text.document_store import encode_texts
 from specdec.text.python_sources import held_out_modules
 from specdec.training.data.sequences import SpecialTokens
-from specdec.training.students.accuracy import HeadAccuracy
 from specdec.training.students.head_student import HeadStudent
+from specdec.training.students.loss_and_accuracy import HeadAccuracy
 from specdec.training.students.state_student import load_target
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]

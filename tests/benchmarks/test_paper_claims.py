@@ -14,7 +14,7 @@ from fixtures.measured_commands import finished, provenance
 from fixtures.measuring import kept_figures, write_lines
 
 from specdec.analysis.read.runs import Run
-from specdec.analysis.research import claim_results
+from specdec.analysis.research import committed
 from specdec.drafters import drafters
 
 pytestmark = pytest.mark.benchmark
@@ -59,11 +59,11 @@ def record(name: str, run: Run, found: dict[str, Any]) -> None:
     """Write the entry into the file, in the place of an earlier one of this name."""
     entry = {"run": name, **provenance(run), "model": run.params["target.model"], **found}
     order = [*RUNS, *STUDIES]
-    others = [one for one in kept_figures(claim_results.RESULT) if one["run"] != name]
+    others = [one for one in kept_figures(committed.CLAIMS) if one["run"] != name]
     rows = sorted([*others, entry], key=lambda one: order.index(one["run"]))
     environment = run.environment()
     about = {"date": entry["date"], "cpu": environment["cpu"], "versions": environment["versions"]}
-    write_lines(claim_results.RESULT, about, figures=rows)
+    write_lines(committed.CLAIMS, about, figures=rows)
 
 
 def run_of(name: str, prompts: int, tokens: int, *overrides: str) -> Run:

@@ -18,7 +18,7 @@ from specdec.commands import resumed_sweep
 from specdec.errors import Interrupted, Terminated, UsageError
 from specdec.folder import results
 from specdec.session.session import Session
-from specdec.training import trainings
+from specdec.training import loop
 
 PROMPTS = 2
 SWEEP = (
@@ -161,9 +161,9 @@ def training(monkeypatch) -> Callable[[str, BaseException], None]:
             raise faults[values["heads"]["count"]]
         assert not folder.exists(), "two cells write to one folder"
         folder.mkdir(parents=True)
-        return trainings.FinishedTraining(folder, {}, {"heldout/nats_per_token": 2.5}, "", "")
+        return loop.FinishedTraining(folder, {}, {"heldout/nats_per_token": 2.5}, "", "")
 
-    monkeypatch.setattr(trainings, "run", trained)
+    monkeypatch.setattr(loop, "run", trained)
     return faults.__setitem__
 
 

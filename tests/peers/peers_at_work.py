@@ -13,6 +13,11 @@ PROMPT = Prompt("p/0", "p", "", (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5))
 LIMIT, GAMMA = 24, 3
 LONGEST = len(PROMPT.tokens) + LIMIT
 CHAIN = structures.build({"name": "chain", "gamma": GAMMA})
+KINDS = {  # our drafter: method and gamma that each kind of peer is set against
+    "none": {"generate": ("baseline", 0)},
+    "ngram": {"generate": ("baseline", 0), "prompt_lookup": ("ngram", GAMMA)},
+    "small_model": {"generate": ("baseline", 0), "assisted": ("small_model", GAMMA)},
+}
 
 
 def ours(target):

@@ -9,11 +9,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from peers.peers_at_work import GAMMA, LIMIT, LONGEST, PROMPT, ours, work
+from peers.peers_at_work import GAMMA, KINDS, LIMIT, LONGEST, PROMPT, ours, work
 
 from specdec.models.decoder import attention_windows
 from specdec.models.load import POCKET, load_tokenizer, model_path
-from specdec.peers import Absent
 from specdec.peers import openvino as engine
 from specdec.peers.base.contract import LeftOut
 from specdec.peers.openvino import OpenVino, _example, _Graph
@@ -83,7 +82,10 @@ def held():
 
 
 def made(work, held):
-    return OpenVino("openvino").peers(work, held)
+    peers = OpenVino("openvino").peers(work, held)
+    for peer in peers:
+        peer.prepare()
+    return peers
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "f32"), (torch.bfloat16, "bf16")])
@@ -118,10 +120,9 @@ def test_the_paged_cache_keeps_no_earlier_prompt(target, stand_in, held):
 
 
 def test_prompt_lookup_gets_gamma_and_match_length(target, stand_in, held):
-    plain, lookup = made(work(target, "ngram"), held)
-    assert (plain.name, plain.ours) == ("openvino.generate", ("baseline", 0))
-    assert (lookup.name, lookup.ours) == ("openvino.prompt_lookup", ("ngram", GAMMA))
-    lookup.tune(PROMPT)
+    found = made(work(target, "ngram"), held)
+    assert {peer.name.removeprefix("openvino."): peer.ours for peer in found} == KINDS["ngram"]
+    found[1].tune(PROMPT)
     assert stand_in.pipelines and all(each.prompt_lookup for each in stand_in.pipelines)
     assert {each.ATTENTION_BACKEND for each in stand_in.pipelines} == {"PA"}
     _, config = stand_in.asked[-1]
@@ -222,14 +223,15 @@ def test_another_law_is_not_sampled_from(float_model, sampling, stand_in, held, 
     assert made(work(Causal(float_model("llama"), sampling(temperature=0.0, **cuts))), held)
 
 
-def test_a_small_model_that_it_cannot_use_leaves_plain_generation(target, stand_in, held, float_model):
+def test_a_small_model_that_it_cannot_use_is_left_out(target, stand_in, held, float_model):
     small = float_model("gpt2")
-    plain, absent = made(work(target, "small_model", small, translation=object()), held)
-    assert plain.name == "openvino.generate"
-    assert absent == Absent("openvino.assisted", "OpenVINO drafts with a small model of the same tokenizer only.")
+    plain, assisted = OpenVino("openvino").peers(work(target, "small_model", small, translation=object()), held)
+    plain.prepare()
+    with pytest.raises(LeftOut, match="with a small model of the same tokenizer only"):
+        assisted.prepare()
     target.tokenizer = None
-    _, absent = made(work(target, "small_model", small), held)
-    assert "only where the target has a tokenizer" in absent.reason
+    with pytest.raises(LeftOut, match="only where the target has a tokenizer"):
+        made(work(target, "small_model", small), held)
 
 
 def test_its_files_are_deleted_after_the_run(target, stand_in):

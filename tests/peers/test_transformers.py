@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from peers.peers_at_work import CHAIN, GAMMA, LIMIT, PROMPT, ours, work
+from peers.peers_at_work import CHAIN, GAMMA, KINDS, LIMIT, PROMPT, ours, work
 
 from specdec.peers import Setting
 from specdec.peers.transformers import Transformers, TransformersPeer, settings
@@ -25,18 +25,11 @@ def made(target, name, model=None, mode=None, structure=CHAIN):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("none", {"generate": ("baseline", 0)}),
-        ("ngram", {"generate": ("baseline", 0), "prompt_lookup": ("ngram", GAMMA)}),
-        ("small_model", {"generate": ("baseline", 0), "assisted": ("small_model", GAMMA)}),
-    ],
-)
-def test_every_peer_writes_our_greedy_text(target, tiny_model, name, expected):
+@pytest.mark.parametrize("name", KINDS)
+def test_every_peer_writes_our_greedy_text(target, tiny_model, name):
     text = ours(target)
     found = made(target, name, tiny_model(SMALL))
-    assert {peer.name: peer.ours for peer in found} == expected
+    assert {peer.name: peer.ours for peer in found} == KINDS[name]
     for peer in found:
         peer.tune(PROMPT)
         row = peer(PROMPT)
@@ -100,7 +93,7 @@ def test_no_generation_config_is_left_changed(target, tiny_model):
     try:
         for peer in made(target, "small_model", assistant):
             assert peer(PROMPT)["generated_token_ids"] == list(text)
-        failing = TransformersPeer("x", work(target), ("baseline", 0), [Setting("s", {"num_beams": -1})])
+        failing = TransformersPeer("generate", work(target), [Setting("s", {"num_beams": -1})])
         assert failing(PROMPT) is None
         assert target.model.generation_config.repetition_penalty == 5.0
         assert assistant.generation_config.num_assistant_tokens is None
@@ -115,7 +108,7 @@ def test_no_generation_config_is_left_changed(target, tiny_model):
 
 def test_the_fastest_setting_is_kept_and_both_times_are_told(target, monkeypatch):
     slow, fast = Setting("slow", {"use_cache": False}), Setting("fast", {})
-    peer = TransformersPeer("generate", work(target), ("baseline", 0), [slow, fast])
+    peer = TransformersPeer("generate", work(target), [slow, fast])
     seconds = {"slow": 2.0, "fast": 1.0}
     monkeypatch.setattr(peer, "generate", lambda prompt, setting, sampling: ((1,), seconds[setting.name]))
     peer.tune(PROMPT)

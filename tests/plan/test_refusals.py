@@ -23,7 +23,7 @@ from specdec.plan.names import FAMILIES, check_names
 from specdec.registry import Registry
 from specdec.session import experiment
 from specdec.studies.base import run_study
-from specdec.training import trainings
+from specdec.training import loop
 
 HEAVY = ("torch", "transformers", "pandas", "scipy", "numpy", "matplotlib", "mlflow")
 
@@ -161,7 +161,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         raise Passed
 
     stand_in_for_hydra(monkeypatch, tmp_path)
-    monkeypatch.setattr(trainings, "prepare", go_on)
+    monkeypatch.setattr(loop, "prepare", go_on)
     for module in (experiment, run_study):
         monkeypatch.setattr(module, "open_tracked", go_on)
     for module in (advisor, certifier):

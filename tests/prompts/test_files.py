@@ -176,7 +176,7 @@ def test_lines_break_at_newlines_only(load, tmp_path):
 
 
 def test_a_real_tokenizer_and_its_chat_template(load):
-    from specdec.training.data.tokenizer import train_tokenizer
+    from specdec.training.data.tokenized_corpus import train_tokenizer
 
     tokenizer = train_tokenizer(["def f(x):\n    return x\n"] * 3, 268, 64)
     plain = load("jsonl", tokenizer=tokenizer, path=__file__, format="lines", limit=1).prompts[0]

@@ -16,7 +16,7 @@ from specdec.errors import UsageError
 from specdec.plan.plan import plan
 from specdec.session.experiment import run_experiment
 from specdec.session.parts import open_parts
-from specdec.training.data.tokenizer import train_tokenizer
+from specdec.training.data.tokenized_corpus import train_tokenizer
 
 VOCABULARY = 11
 TOKENS = "prompts.tokens=[[1,2,3,1,2,3,1],[4,5,4,5,4,5],[7,8,9,7,8]]"

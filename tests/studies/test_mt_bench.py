@@ -10,7 +10,7 @@ from fixtures.plain_laws import plain_greedy
 
 from specdec.errors import UsageError
 from specdec.session.arm import Arm
-from specdec.training.data.tokenizer import train_tokenizer
+from specdec.training.data.tokenized_corpus import train_tokenizer
 
 QUESTIONS = [
     {"question_id": 12, "category": "coding", "turns": ["Sort a list.", "Now sort it twice."], "reference": ["a", "b"]},

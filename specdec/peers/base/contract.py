@@ -1,15 +1,18 @@
-"""The contract of another engine on the same models and prompts, in the same process, between our own generations.
+"""The contract of another engine on the same models and prompts, in the same process, between our own generations; and
+the peers of one run together.
 
 An engine has up to three peers, each set against the arm of ours that does the same: plain generation, generation with
 the same small model as drafter, prompt lookup with the same match length. A peer that fails says why and stops; the run
 goes on without it.
 """
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +26,8 @@ from specdec.signals import raise_swallowed
 from specdec.structures import Structure
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
+
+logger = logging.getLogger(__name__)
 
 _TIMED_CALLS = 3  # of each setting, after the one that warms up
 
@@ -72,40 +77,35 @@ class Setting:
     options: Mapping[str, Any]  # what the engine is given, beside the method's own options
 
 
-@dataclass(frozen=True)
-class Absent:
-    """A peer, or an engine with all of its peers, that is left out."""
-
-    name: str  # of the engine, or of the peer as in its metric
-    reason: str  # one sentence
-
-
 class Peer(ABC):
     """One way of another engine to generate, at the fastest of its settings.
 
     Its time includes its prefill, so it is set against ours with prefill; tokens are counted by our one rule
     (`specdec.decode.cut`).
-
-    Attributes:
-        name: as in the metric `peer/<name>.ratio`.
-        ours: method and gamma of the arm that it is set against.
-        failure: why it does not run, or ran no further; "" while it runs.
-        converted: it computes with a copy of the weights in its own format, so that its text is checked before it is
-            trusted.
     """
 
+    # It computes with a copy of the weights in its own format, so that its text is checked before it is trusted.
     converted: ClassVar[bool] = False
 
-    def __init__(self, name: str, ours: tuple[str, int], target: Causal, settings: Sequence[Setting]) -> None:
+    def __init__(self, name: str, kind: str, work: Work, settings: Sequence[Setting]) -> None:
+        """Make a peer that drafts as the `kind` of `Work.kinds` says. `tune` tries the settings and keeps the fastest;
+        until then it is the first.
         """
-        Args:
-            settings: those that `tune` tries, of which it keeps the fastest; the first until then.
-        """
-        self.name, self.ours, self.failure = name, ours, ""
-        self._target = target
+        self.name = name  # as in the metric `peer/<name>.ratio`
+        self.ours = work.kinds[kind]  # method and gamma of the arm that it is set against
+        self.failure = ""  # why it does not run, or ran no further; "" while it runs
+        self._kind, self._work, self._target = kind, work, work.target
         self._settings = list(settings)
         self._chosen = self._settings[0]
         self._tried: list[dict[str, Any]] = []
+
+    def prepare(self) -> None:
+        """Make what this peer alone needs. May raise anything, such as LeftOut: then it is left out, and the engine's
+        other peers are not.
+        """
+
+    def close(self) -> None:
+        """Free what is open; the next generation opens it anew."""
 
     @abstractmethod
     def generate(self, prompt: Prompt, setting: Setting, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
@@ -133,11 +133,8 @@ class Peer(ABC):
             self.failure = self._tried[0]["failed"]
 
     def keep(self, prompt: Prompt, before: Mapping[str, Any], running: bool) -> None:
-        """Warm up in the setting that an earlier sitting of the run has chosen, instead of choosing again.
-
-        Args:
-            before: what `describe` said then.
-            running: it still ran at the last prompt of that sitting.
+        """Warm up in the setting that an earlier sitting of the run has chosen, by what `describe` said then, instead
+        of choosing again; `running` if it still ran at the last prompt of that sitting.
         """
         self._tried = list(before["tried"])
         self._chosen = next((each for each in self._settings if each.name == before["setting"]), self._chosen)
@@ -186,13 +183,9 @@ class Engine(ABC):
         self.name = name
 
     @abstractmethod
-    def peers(self, work: Work, held: ExitStack) -> list[Peer | Absent]:
-        """Make a peer for each of `work.kinds` that the engine has.
-
-        Args:
-            held: takes what is to be closed or deleted when the run has ended.
-        Raises:
-            LeftOut: the engine cannot read the model, or sample as the run does.
+    def peers(self, work: Work, held: ExitStack) -> Sequence[Peer]:
+        """Make a peer for each of `work.kinds` that the engine has; `held` takes what is to be deleted when the run has
+        ended. Raises LeftOut: the engine cannot read the model, or sample as the run does.
         """
 
     @property
@@ -219,10 +212,9 @@ _RELATIVE = 1e-3
 
 @torch.inference_mode()
 def departure(target: Target, prompt: Sequence[int], text: Sequence[int]) -> str:
-    """Say where a text, taken as greedy, has a token that no rounding makes the target's choice; "" if nowhere.
-
-    Every token is judged after the text's own beginning: the target's float32 logit of it may lie below the highest one
-    by a near-tie only.
+    """Say where a text, taken as greedy, has a token that no rounding makes the target's choice; "" if nowhere. Every
+    token is judged after the text's own beginning: the target's float32 logit of it may lie below the highest one by a
+    near-tie only.
     """
     if not text:
         return "it wrote nothing"
@@ -242,3 +234,80 @@ def departure(target: Target, prompt: Sequence[int], text: Sequence[int]) -> str
         f"its greedy text is not the target's: the logit of token {place + 1} lies {float(short[place]):.2g} below the "
         f"highest, where rounding explains {allowed:.2g}"
     )
+
+
+class OpenedPeers:
+    """The peers of one run together: tuned, and described for `peers.json`."""
+
+    def __init__(self, work: Work | None) -> None:
+        """Set peers against this work; None where none were asked for."""
+        self.peers: list[Peer] = []  # those that can run, for the session
+        self._engines: dict[str, tuple[str, str]] = {}  # name of a peer -> engine, version
+        self._left_out: list[dict[str, str]] = []
+        self._work = work
+
+    def add(self, engine: Engine, held: ExitStack) -> None:
+        """Open an engine's peers; what cannot run is left out with its reason, which is also logged."""
+        assert self._work is not None
+        try:
+            if any(find_spec(module) is None for module in engine.needs):
+                wanted = " and ".join(dict.fromkeys(engine.needs.values()))
+                remedy = f"pip install -e '.[{engine.extra}]'"
+                raise LeftOut(f"measurement.peers names {engine.name}, which needs {wanted}: {remedy}")
+            made, about = engine.peers(self._work, held), (engine.name, engine.version)
+        except Exception as error:  # of somebody else's package, which may raise anything
+            self._leave_out(engine.name, error)
+            return
+        for peer in made:
+            held.callback(peer.close)
+            try:
+                peer.prepare()
+            except Exception as error:
+                self._leave_out(peer.name, error)
+            else:
+                self.peers.append(peer)
+                self._engines[peer.name] = about
+
+    def _leave_out(self, name: str, error: Exception) -> None:
+        reason = one_line(error).rstrip(".") + "."
+        logger.warning("Peer %s is left out: %s", name, reason)
+        self._left_out.append({"peer": name, "reason": reason})
+
+    def tune(self, longest: Prompt, before: Sequence[Mapping[str, Any]], last: set[str]) -> None:
+        """Warm up and choose settings on the longest prompt. Those of an earlier sitting of the run stay as they were,
+        by what `describe` said of them `before`, and which of them ran at its `last` prompt.
+        """
+        known = {each["peer"]: each for each in before}
+        for peer in self.peers:
+            if peer.name in known:
+                peer.keep(longest, known[peer.name], peer.name in last)
+            else:
+                peer.tune(longest)
+            if peer.failure:
+                logger.warning("Peer %s is left out: %s", peer.name, peer.failure)
+
+    def describe(self, generations: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
+        """Return the content of `peers.json`, with what the peers wrote; None where no peers were asked for."""
+        if self._work is None:
+            return None
+        target = self._work.target
+        how = {None: "uncompiled", "trace": "traced", "inductor": "compiled"}[target.compilation]
+        dtype = str(target.model.dtype).removeprefix("torch.")
+        threads = "" if target.device.type == "cuda" else f", {torch.get_num_threads()} threads"
+        described = []
+        for peer in self.peers:
+            engine, version = self._engines[peer.name]
+            about = peer.describe()
+            ours = {**about["ours"], "setting": f"{how}, {dtype}{threads}"}
+            described.append({**about, "engine": engine, "version": version, "ours": ours})
+        return {"peers": described, "left_out": self._left_out, "generations": list(generations)}
+
+
+@contextmanager
+def opened(names: Sequence[str], work: Work | None) -> Iterator[OpenedPeers]:
+    """Open the peers of these engines, set against work, and close them when the run has ended, however it ends."""
+    found = OpenedPeers(work)
+    with ExitStack() as held:
+        for name in dict.fromkeys(names):
+            found.add(engines.get(name)(name), held)
+        yield found

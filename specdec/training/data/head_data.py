@@ -19,21 +19,12 @@ from specdec.prompts import prompts as prompt_sets
 from specdec.prompts.base.contract import SetConfig
 from specdec.targets.base import Target
 from specdec.text.conversations import Conversations, ConversationsConfig
-from specdec.text.document_store import (
-    PARTS,
-    DocumentStore,
-    Encoded,
-    Part,
-    batched,
-    encode_texts,
-    read_documents,
-    write_documents,
-)
+from specdec.text.document_store import DocumentStore, Encoded, batched, encode_texts, read_documents, write_documents
 from specdec.text.documents import OpenedText, TextCorpusConfig, open_text
 from specdec.text.python_sources import PythonCorpus, PythonCorpusConfig, build_corpus
+from specdec.text.sources import PARTS, Part
 from specdec.training.data.hidden_states import GIB, check_space, states_dtype
-from specdec.training.data.self_distillation import Prompts, SelfDistillation
-from specdec.training.data.self_synthesis import SelfSynthesis
+from specdec.training.data.self_distillation import Prompts, SelfDistillation, SelfSynthesis
 from specdec.training.data.sequences import Sequences, SpecialTokens
 from specdec.training.data_recipes import (
     HeadDataConfig,

@@ -28,18 +28,9 @@ _PROBE = 4  # tokens
 
 
 class StateSource:
-    """The hidden states of any batch of sequences and, for a teacher, the target's own logits.
+    """The hidden states of any batch of sequences and, for a teacher, the target's own logits."""
 
-    Attributes:
-        offsets: the layers whose states are kept: those asked for and, where a teacher's logits are made of them, the
-            last.
-        bytes: the size of all states.
-        kept: they are to be kept on disk.
-        cached: they are read from there; True after `prepare`.
-        needs_logits: the teacher's logits are not made of kept states, so that every step calls the target.
-    """
-
-    cached = False
+    cached = False  # they are read from disk; True after `prepare`
 
     def __init__(
         self, target: Target, offsets: tuple[int, ...], sequences: Sequences, config: StatesConfig, teacher: bool
@@ -58,15 +49,15 @@ class StateSource:
         linear = torch.allclose(F.linear(last, output), logits, rtol=0, atol=error)
         # The teacher's logits are made of the last layer's states, which are kept too if they would not be rounded.
         kept_too = teacher and linear and 0 not in offsets and self.dtype == last.dtype
-        self.offsets = (*offsets, 0) if kept_too else offsets
+        self.offsets = (*offsets, 0) if kept_too else offsets  # of the layers whose states are kept
         self._asked = len(offsets) * size
         place = self.offsets.index(0) * size if linear and 0 in self.offsets else None
         self._last = None if place is None else slice(place, place + size)  # among the kept states
-        self.needs_logits = teacher and self._last is None
+        self.needs_logits = teacher and self._last is None  # every step calls the target for them
         self._width = len(self.offsets) * size
         self._sequence_bytes = sequences.length * self._width * self.dtype.itemsize
         self.bytes = sum(sequences.counts.values()) * self._sequence_bytes
-        self.kept = config.cache != "none" and self.bytes <= config.limit_gib * GIB
+        self.kept = config.cache != "none" and self.bytes <= config.limit_gib * GIB  # on disk
         target.hidden.sequence(probe, *self.offsets)  # refuses a layer that is not there
         name = fingerprint(
             target.hidden.identity, *self.offsets, str(self.dtype), sequences.fingerprint, config.shard_mib
@@ -148,11 +139,9 @@ class StateSource:
     # --- batches
 
     def states(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Return states [B, S, n * D] of n layers on the target's device and, for a teacher, logits [B, S, V].
-        Neither has a gradient. Raises NumericsError: states that are not finite in their dtype.
-
-        The teacher's logits are computed from the last layer's states if these are kept and only the output layer comes
-        after them; otherwise the target is called. States from disk and computed ones are the same numbers.
+        """Return states [B, S, n * D] of n layers on the target's device and, for a teacher, logits [B, S, V], computed
+        from the last layer's states if these are kept and only the output layer comes after them; otherwise the target
+        is called. Neither has a gradient. Raises NumericsError: states that are not finite in their dtype.
         """
         if self.cached:
             kept, logits = self._read(batch), self._call(batch)[1] if self.needs_logits else None

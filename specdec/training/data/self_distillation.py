@@ -1,12 +1,16 @@
 """Text that the target writes itself: it continues the beginnings of documents, so that heads learn its own law and not
-that of its training text (self-distillation; Medusa, 2401.10774, section 2.3.2), or answers what users ask.
+that of its training text (self-distillation; Medusa, 2401.10774, section 2.3.2), or answers what users ask. A chat
+model makes up the questions, too: it goes on with its template where the user's turn begins (Magpie, 2406.08464).
 
 Kept as recorded streams, a file per batch: an interrupted run goes on with the next file, and streams can be replayed.
 """
 
+import json
 import logging
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +27,21 @@ from specdec.sampling import sample
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.text.document_store import Documents, DocumentStore, Encoded, batched, write_documents
+from specdec.text.lines import decoded, file_digest, filled_lines
+from specdec.text.repetition import loop_share
 from specdec.text.sources import PARTS, Part
 from specdec.text.streams import Stream, read_streams, write_streams
-from specdec.training.data_recipes import SelfDistillationConfig
+from specdec.training.data_recipes import SelfDistillationConfig, SelfSynthesisConfig
+
+logger = logging.getLogger(__name__)
 
 Prompts = dict[Part, list[tuple[int, ...]]]
 """The tokens of the prompts of each part."""
 
 _CHARACTERS = 4  # of a token, about
 _HELD_OUT = 10  # the prompts of a set of which one is held out, at most
+_MARK = "specdec"  # stands for the question in the template
+_WORD = re.compile(r"\w+")
 
 
 def _pieces(texts: Iterable[str], characters: int) -> Iterator[str]:
@@ -71,9 +81,6 @@ def _before_answers(documents: Documents, count: int, longest: int, rng: np.rand
         if len(answers):
             found.append(tuple(map(int, document.tokens[: int(rng.choice(answers))])))
     return found
-
-
-logger = logging.getLogger(__name__)
 
 
 class SelfDistillation:
@@ -253,3 +260,94 @@ class SelfDistillation:
             last, place = chosen.unsqueeze(1), place + 1
             mask = torch.cat([mask, torch.ones_like(last)], 1)
         return written
+
+
+class SelfSynthesis:
+    """Has a target ask questions and answer them; repeats, loops and texts of given prompt files are left out."""
+
+    def __init__(self, config: SelfSynthesisConfig, writer: SelfDistillation) -> None:
+        """Have `writer`'s target answer the questions. Raises UsageError: a target without a chat template; a file that
+        is kept out is missing, empty or not UTF-8.
+        """
+        self.config, self.writer, self.tokenizer = config, writer, writer.tokenizer
+        named = {path: f"Prompt file data.source.keep_out={path}" for path in config.keep_out}
+        # The names of the files that are kept out, by their sha256.
+        self.provenance = {file_digest(Path(path).expanduser(), named[path]): Path(path).name for path in named}
+        self._kept_out = {
+            phrase for path in named for text in _texts(path, named[path]) for phrase in self._phrases(text)
+        }
+        self.left_out: Counter[str] = Counter()  # questions and answers so far, by reason
+        template = Renderer(self.tokenizer, writer.chat, writer.longest, None).prompt(Entry("", "", (_MARK,))).text
+        self._before, mark, _ = template.partition(_MARK)
+        if not writer.chat or not mark:
+            raise UsageError(
+                "data.source.name=self_synthesis needs a tokenizer with a chat template that "
+                "shows what a user says: use a chat model, or another head_data@data."
+            )
+
+    def documents(self, folder: Path) -> DocumentStore:
+        """Write the questions and answers that are not written yet, and return those that are kept as documents.
+        `folder` is the place of both, which an interrupted run goes on with. Raises UsageError: fewer than two
+        questions are kept, or none leaves room for an answer.
+        """
+        writer, config = self.writer, self.writer.config
+        asker = SelfDistillation(
+            replace(config, new_tokens=self.config.new_tokens, temperature=self.config.temperature),
+            writer.target, writer.seed, writer.longest,
+        )  # fmt: skip
+        before = tuple(self.tokenizer(self._before, add_special_tokens=False)["input_ids"])
+        count = sum(config.counts.values())
+        questions: list[str] = []
+        earlier: set[tuple[str, ...]] = set()  # phrases of these questions
+        what = "Tokens of questions that the target asks"
+        for _, stream in asker.written({"train": [before] * count}, folder / "questions", what):
+            question = self.tokenizer.decode(stream.generated, skip_special_tokens=True).strip()
+            phrases = self._phrases(question)
+            fault = "without an end" if not stream.ended else "empty" if not question else self._fault(question, stream)
+            if not fault and phrases & earlier:
+                fault = "repeated"
+            if fault:
+                self.left_out[f"questions {fault}"] += 1
+            else:
+                questions.append(question)
+                earlier |= phrases
+        left_out = ", ".join(f"{number} {why.removeprefix('questions ')}" for why, number in self.left_out.items())
+        tell(f"The target asked {count} questions, of which {len(questions)} are used; left out: {left_out or 'none'}.")
+        prompts = writer.split(writer.asked(questions, rendered=True))
+
+        def keeps(answer: Stream) -> bool:
+            fault = self._fault(self.tokenizer.decode(answer.generated, skip_special_tokens=True), answer)
+            if fault:
+                self.left_out[f"answers {fault}"] += 1
+            return not fault
+
+        return writer.documents(prompts, {"of": self.provenance, "left_out": self.left_out}, folder, keeps)
+
+    def _fault(self, text: str, stream: Stream) -> str:
+        if self._phrases(text) & self._kept_out:
+            return "of data.source.keep_out"
+        looping = loop_share(stream.generated, self.config.repetition_period) >= self.config.repetition_share
+        return "in a loop" if looping else ""
+
+    def _phrases(self, text: str) -> set[tuple[str, ...]]:
+        """Return each `words` words in a row of a text, in lower case; of a shorter text all its words."""
+        words, size = _WORD.findall(text.lower()), self.config.words
+        return {tuple(words[place : place + size]) for place in range(max(1, len(words) - size + 1))} - {()}
+
+
+def _texts(path: str, what: str) -> Iterator[str]:
+    """Yield every text of a prompt file: of a line of JSON all that it holds, at any depth; another line as it is."""
+    for number, raw in filled_lines(Path(path).expanduser(), what):
+        line = decoded(f"{what}:{number}", raw, "convert the file")
+        try:
+            yield from _strings(json.loads(line))
+        except ValueError:
+            yield line
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield the texts in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _strings(part)

@@ -127,16 +127,7 @@ class DocumentSequences:
 
 
 class Sequences:
-    """The training and held-out sequences of a recipe.
-
-    Attributes:
-        length: S.
-        batch_size: sequences of a step.
-        steps: optimizer steps of the whole training.
-        counts: how many sequences of each part are ever read.
-        fingerprint: hash of the content of all sequences; names what is kept about them on disk.
-        manifest: where the text comes from.
-    """
+    """The training and held-out sequences of a recipe, which are `length` tokens long, `batch_size` in a step."""
 
     def __init__(
         self, store: DocumentStore, config: SequencesConfig, seed: int, special: SpecialTokens, content: str
@@ -145,7 +136,8 @@ class Sequences:
         none held out.
         """
         length = config.sequence_length
-        self.length, self.batch_size, self.seed, self.manifest = length, config.batch, seed, store.manifest
+        self.length, self.batch_size, self.seed = length, config.batch, seed
+        self.manifest = store.manifest  # where the text comes from
         kind = PackedSequences if config.packed else DocumentSequences
         self._parts = {
             "train": kind(store.train, length, special, np.random.default_rng([seed, 1])),
@@ -167,12 +159,12 @@ class Sequences:
                 f"{other_length} that, hold more out (data.source.heldout_every), or give more text."
             )
         wanted = int(self._trained * config.passes) // config.batch if config.passes is not None else config.steps
-        self.steps = max(int(wanted or 0), 1)
-        self.counts: dict[Part, int] = {
+        self.steps = max(int(wanted or 0), 1)  # of the optimizer, in the whole training
+        self.counts: dict[Part, int] = {  # of the sequences that are ever read
             "train": min(self._trained, self.steps * config.batch),
             "heldout": min(config.heldout, len(self._parts["heldout"])),
         }
-        self.fingerprint = fingerprint(content, seed, length, config.packed)
+        self.fingerprint = fingerprint(content, seed, length, config.packed)  # names what is kept of them on disk
 
     def train(self, step: int) -> Batch:
         """Return the batch of a step, from 0 on; steps may be asked for in any order."""

@@ -1,26 +1,76 @@
-"""The text of a whole model's recipe: its tokens, built once and then taken from disk, and batches of them, in an order
-that recipe, seed and step alone decide: a resumed training goes on with the batches that it would have had.
+"""The text of a whole model's recipe: its tokenizer (byte-level BPE, lossless on any text, made for Python code) and
+tokens, built once and then taken from disk; and batches of them, in an order that recipe, seed and step alone decide: a
+resumed training goes on with the batches that it would have had.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specdec.errors import UsageError
 from specdec.text.document_store import batched, encode_texts
 from specdec.text.documents import OpenedText, TextCorpusConfig, open_text
 from specdec.text.python_sources import STDLIB, TOPICS, PythonCorpus, PythonCorpusConfig, build_corpus
-from specdec.text.writing import write_atomically
-from specdec.training.data.tokenizer import train_tokenizer
+from specdec.text.writing import write_json
 from specdec.training.data_recipes import fingerprint
 from specdec.training.recipes import PythonDataConfig, StreamConfig, TextDataConfig
 
 HELDOUT = "heldout_"  # prefix of the held-out parts in tokens.npz
 ENCODED_AT_ONCE = 4096  # documents
+END_OF_TEXT = "<|endoftext|>"
+
+# A newline takes the indentation after it; a word takes one character before it (" x", ".x", "_x", "(x").
+PIECES = "|".join(
+    [
+        r"[\r\n]+[ \t]*",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+",
+        r"[^\S\r\n]+(?=\S)",
+        r"\s+",
+    ]
+)
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int, context: int) -> PreTrainedTokenizerFast:
+    """Train a tokenizer of exactly `vocabulary` pieces, which states the length `context`, in tokens, as its model's.
+    Raises ValueError: the texts are too small for it.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() != vocabulary:
+        raise ValueError(f"the texts give {tokenizer.get_vocab_size()} pieces, not {vocabulary}")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT),
+        clean_up_tokenization_spaces=False,
+        model_max_length=context,
+    )
+
+
+def bytes_per_token(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Return the UTF-8 bytes of each piece, by id; 0 for the special token."""
+    pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    return [0 if piece == END_OF_TEXT else len(piece) for piece in pieces]
 
 
 @dataclass(frozen=True)
@@ -98,7 +148,7 @@ def _write(corpus: PythonCorpus | OpenedText, vocabulary: int, context: int, pla
     }
     arrays |= {"tokens": np.concatenate(parts), "ends": np.cumsum(lengths), "in_stdlib": in_stdlib}
     np.savez(place / "tokens.npz", **arrays)
-    write_atomically(place / "corpus.json", json.dumps(manifest, indent=1) + "\n")
+    write_json(place / "corpus.json", manifest)
 
 
 def with_end_of_text(encoded: list[np.ndarray], end_of_text: int) -> np.ndarray:

@@ -20,8 +20,7 @@ from specdec.targets.base import Target
 from specdec.text.document_store import batched
 from specdec.training.data.sequences import Batch
 from specdec.training.recipes import EagleLossConfig, EagleTrainConfig
-from specdec.training.students.accuracy import HeadAccuracy
-from specdec.training.students.head_loss import Positions, cross_entropy, positions
+from specdec.training.students.loss_and_accuracy import ChunkedCrossEntropy, HeadAccuracy, Positions, positions
 from specdec.training.students.state_student import StateStudent, per_position
 
 COUNTED_AT_ONCE = 256  # sequences
@@ -89,7 +88,7 @@ class EagleLosses(nn.Module):
                 mask = where.mask.clone()
                 mask[where.mask] = kept
                 where = Positions(mask, targets[kept].clamp_min(0), where.laws[kept])
-            loss = cross_entropy(where.select(normed), output, where.targets, laws, where.laws, config.teacher)
+            loss = ChunkedCrossEntropy.apply(where.select(normed), output, where, laws, config.teacher)
             entropy = entropy + config.cross_entropy * scale * loss
         return entropy, distance
 

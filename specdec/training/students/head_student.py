@@ -17,8 +17,7 @@ from specdec.targets.causal import Causal
 from specdec.training.data.sequences import Batch
 from specdec.training.recipes import HeadLossConfig, HeadTrainConfig, LoraConfig
 from specdec.training.student import rate_factor, warm_up
-from specdec.training.students.accuracy import HeadAccuracy, score_target
-from specdec.training.students.head_loss import heads_loss, positions
+from specdec.training.students.loss_and_accuracy import ChunkedCrossEntropy, HeadAccuracy, positions, score_target
 from specdec.training.students.state_student import StateStudent, per_position
 
 
@@ -88,26 +87,6 @@ class Backbone(nn.Module):
             self._tokenizer.save_pretrained(folder)
 
 
-def backbone_loss(
-    logits: Tensor, tokens: Tensor, scored: Tensor, original: Tensor | None, self_distillation: float
-) -> Tensor:
-    """Return the summed cross entropy of the next token in nats: (1 - s) CE(token) + s CE(original's law).
-
-    Args:
-        logits: [B, S, V].
-        tokens, scored: [B, S].
-        original: [B, S, V] the original's logits; needed if s > 0.
-        self_distillation: s.
-    """
-    where = positions(tokens, scored, 0)
-    law = logits.flatten(0, 1)[where.laws].float().log_softmax(-1)
-    hard = -law.gather(-1, where.targets.unsqueeze(-1)).sum()
-    if original is None:
-        return hard
-    soft = original.flatten(0, 1)[where.laws].float().softmax(-1)
-    return (1.0 - self_distillation) * hard - self_distillation * (soft * law).sum()
-
-
 class HeadLosses(nn.Module):
     """The heads, and the backbone if it is trained."""
 
@@ -118,24 +97,37 @@ class HeadLosses(nn.Module):
     def forward(
         self, tokens: Tensor, scored: Tensor, scales: list[float], states: Tensor | None, teacher: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the heads' loss and the backbone's, each weighted, see `StateStudent.losses_module`; `scales` are the
-        factors on the summed losses of the backbone and of heads 1, ..., K.
+        """Return the heads' loss (Medusa 2401.10774, eq. 1) and the backbone's, each weighted, see
+        `StateStudent.losses_module`; `scales` are the factors on the summed losses of the backbone and of heads 1, ...,
+        K: the weight of each, divided by the number of positions that it is averaged over.
         """
-        own = tokens.new_zeros((), dtype=torch.float32)
+        own, share = tokens.new_zeros((), dtype=torch.float32), self.loss.self_distillation
         if self.backbone is not None:
             moving = scales[0] > 0
             with torch.set_grad_enabled(moving):
                 states, logits = self.backbone(tokens)
             ends = self.backbone.ends()  # heads read both, and must not move them either while the backbone stands
             self.heads.rebind(*(ends if moving else (weight.detach() for weight in ends)))
-            if self.loss.teacher or (moving and self.loss.self_distillation):
+            if self.loss.teacher or (moving and share):
                 teacher = self.backbone.original_logits(tokens)
-            if moving:
-                original = teacher if self.loss.self_distillation else None
-                own = scales[0] * backbone_loss(logits, tokens, scored, original, self.loss.self_distillation)
+            if moving:  # (1 - s) CE(token) + s CE(original's law) of the next token, summed, in nats
+                where = positions(tokens, scored, 0)
+                law = logits.flatten(0, 1)[where.laws].float().log_softmax(-1)
+                own = -law.gather(-1, where.targets.unsqueeze(-1)).sum()
+                if share and teacher is not None:
+                    soft = teacher.flatten(0, 1)[where.laws].float().softmax(-1)
+                    own = (1.0 - share) * own - share * (soft * law).sum()
+                own = scales[0] * own
+            states = states.float()
         assert states is not None
-        teacher = teacher if self.loss.teacher else None
-        return heads_loss(self.heads, states.float(), tokens, scored, scales[1:], teacher, self.loss.teacher), own
+        total = states.new_zeros(())
+        laws = teacher.flatten(0, 1) if teacher is not None and self.loss.teacher else None
+        for k, features in enumerate(self.heads.features(states, tokens), start=1):
+            where = positions(tokens, scored, k)
+            chosen, output = where.select(features), self.heads.output_layer(k)
+            loss = ChunkedCrossEntropy.apply(chosen, output, where, laws, self.loss.teacher)
+            total = total + scales[k] * loss
+        return total, own
 
 
 class HeadStudent(StateStudent):

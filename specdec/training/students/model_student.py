@@ -1,35 +1,34 @@
 """A whole model, trained from nothing on a text in tokens of its own: batches in, bfloat16 safetensors out, scored in
-nats per token and bits per byte.
+nats per token and bits per byte; and what students have in common whose model is there already and goes on learning.
 """
 
-import json
 import logging
 import math
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from specdec.models.load import load_model
+from specdec.errors import UsageError
+from specdec.models.load import content_hash, load_model, load_tokenizer, model_path
 from specdec.progress import stage
-from specdec.text.writing import write_atomically
-from specdec.training.data.tokenized_corpus import Batches, TokenizedCorpus, load_corpus
-from specdec.training.data.tokenizer import bytes_per_token
-from specdec.training.recipes import ModelConfig, ModelTrainConfig, model_fingerprint
-from specdec.training.student import FinishedTraining, Student, build_optimizers, training_device, training_dtype
+from specdec.text.writing import write_json
+from specdec.training.data.head_data import text_sequences
+from specdec.training.data.sequences import Batch, Sequences
+from specdec.training.data.tokenized_corpus import Batches, TokenizedCorpus, bytes_per_token, load_corpus
+from specdec.training.recipes import AdaptationConfig, ModelConfig, ModelTrainConfig, model_fingerprint
+from specdec.training.student import FinishedTraining, SequenceStudent, Student, build_optimizers, training_device
+
+logger = logging.getLogger(__name__)
+
+INTO_RESIDUAL = ("o_proj.weight", "down_proj.weight", "c_proj.weight")
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,8 @@ def token_losses(model: nn.Module, sequences: torch.Tensor) -> torch.Tensor:
 def heldout_loss(
     model: nn.Module, stream: np.ndarray, tokenizer: PreTrainedTokenizerFast, window: int, at_once: int = 4
 ) -> HeldOutLoss:
-    """Score a stream of documents between a tokenizer's end-of-text tokens.
-
-    Args:
-        window: the most tokens of a sequence.
-        at_once: sequences of a forward pass.
+    """Score a stream of documents between a tokenizer's end-of-text tokens, in sequences of at most `window` tokens,
+    `at_once` in a forward pass.
     """
     device = next(model.parameters()).device
     sizes = torch.tensor(bytes_per_token(tokenizer), device=device)
@@ -87,11 +83,6 @@ def heldout_loss(
     return total
 
 
-logger = logging.getLogger(__name__)
-
-INTO_RESIDUAL = ("o_proj.weight", "down_proj.weight", "c_proj.weight")
-
-
 class ModelStudent(Student):
     """A fresh model, to its export and its summary."""
 
@@ -106,8 +97,7 @@ class ModelStudent(Student):
     def __init__(self, config: ModelTrainConfig, corpus: TokenizedCorpus) -> None:
         self.config, self.recipe, self.corpus = config, config.recipe, corpus
         self.pace, recipe, tokenizer = config.recipe.monitor, config.recipe, corpus.tokenizer
-        self.device = training_device(config.device)
-        self.dtype = training_dtype(recipe.bfloat16, self.device)
+        self.device, self.dtype = training_device(config.device, recipe.bfloat16)
         self.name, self.folder = recipe.name, Path(config.output_dir or f"models/{recipe.name}")
         self.batches = Batches(corpus, recipe.data, config.seed)
         self.steps, self.step_tokens = self.batches.steps, recipe.data.batch_tokens
@@ -120,18 +110,16 @@ class ModelStudent(Student):
         starts = np.linspace(0, max(len(stream) - window - 1, 0), count).astype(int)
         self.heldout = np.concatenate([stream[start : start + window] for start in starts])
         self.loss_of: Callable[[nn.Module, Tensor], Tensor] = token_losses
+        if recipe.compile:
+            if self.device.type == "cpu":
+                self.module.set_attn_implementation("eager")  # compiled, it beats the fused kernel there
+            # Each stage's shape compiles once.
+            self.loss_of = torch.compile(token_losses, dynamic=False)
 
     @classmethod
     def open(cls, config: ModelTrainConfig) -> "ModelStudent":
         logger.info("Reading the corpus")
         return cls(config, load_corpus(config.recipe.corpus, config.recipe.model.context, Path(config.corpus_dir)))
-
-    def begin(self) -> None:
-        if self.recipe.compile:
-            if self.device.type == "cpu":
-                self.module.set_attn_implementation("eager")  # compiled, it beats the fused kernel there
-            # Each stage's shape compiles once.
-            self.loss_of = torch.compile(token_losses, dynamic=False)
 
     def part_losses(self, step: int) -> Iterator[Tensor]:
         sequences = torch.from_numpy(self.batches(step)).to(self.device)
@@ -167,7 +155,7 @@ class ModelStudent(Student):
             **effort,
             "heldout": {name: asdict(score) | score.ratios for name, score in scores.items()},
         }
-        write_atomically(self.folder / "corpus.json", json.dumps(self.corpus.manifest, indent=1) + "\n")
+        write_json(self.folder / "corpus.json", self.corpus.manifest)
         metrics = {
             f"heldout/final.{part}.{unit}": value
             for part, score in scores.items()
@@ -177,6 +165,65 @@ class ModelStudent(Student):
         sentence = f"held-out {nats:.4f} nats per token, {bits:.4f} bits per byte; exported to {folder}"
         part = "+drafter=small_model drafter" if self.recipe.role == "drafter" else "+drafter=ngram target"
         return self.finished(summary, metrics, sentence, f"{part}.model={folder}".split(" ", 1))
+
+
+class AdaptedStudent(SequenceStudent):
+    """A student of all weights of one model."""
+
+    origin = "another recipe, seed, model or text"
+    role: ClassVar[str]  # the pocket model that is meant by pocket, target or drafter
+    loss_of: Callable[..., Any]  # the loss of a micro-batch, which a recipe may have compiled
+
+    config: AdaptationConfig
+    module: Any
+
+    def __init__(self, config: AdaptationConfig, model: Any, tokenizer: Any, sequences: Sequences) -> None:
+        self.tokenizer, self.original = tokenizer, model.name_or_path  # a folder or hub id
+        self.device, self.dtype = training_device(config.device, config.bfloat16)
+        identity = content_hash(self.original) or str(getattr(model.config, "_commit_hash", None))
+        super().__init__(config, sequences, identity)
+        self.module = model.to(self.device)
+        self.optimizer, self.optimizers = config.optimizer, build_optimizers(self.module, config.optimizer)
+        if config.compile:
+            self.loss_of = torch.compile(type(self).loss_of, dynamic=False)
+
+    @classmethod
+    def open(cls, config: Any) -> "AdaptedStudent":
+        name, length = model_path(config.target.model, cls.role), config.data.sequence_length
+        model = load_model(name, dtype=torch.float32, device=torch.device("cpu"), attention="auto", kind="causal")
+        tokenizer = load_tokenizer(name)
+        if tokenizer is None or not getattr(tokenizer, "is_fast", False):
+            raise UsageError(
+                f"Model target.model={config.target.model} has no fast tokenizer, and it is trained on text: give a "
+                "folder with a tokenizer.json."
+            )
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if context is not None and length > context:
+            raise UsageError(
+                f"Bad value data.sequence_length={length}: the context of target.model={config.target.model} has "
+                f"{context} tokens."
+            )
+        # It stays in evaluation mode: dropout, where a model has any, would make a resumed training another one.
+        sequences = text_sequences(config.data, tokenizer, config.seed)
+        return cls(config, model.requires_grad_(True), tokenizer, sequences)
+
+    def score(self) -> dict[str, float]:
+        """Score a part of the held-out text, in the arithmetic of training: a monitor."""
+        return self.scored_by(self.module, self.sequences.heldout(self.config.monitor.heldout_batches))
+
+    def exported(self) -> Any:
+        """Write the model, and return what was written; from now on all is computed in float32."""
+        self.dtype, self.loss_of = torch.float32, type(self).loss_of
+        return export_model(self.module, self.tokenizer, self.folder / "model")
+
+    def summary(self, effort: dict[str, Any], exported: nn.Module) -> dict[str, Any]:
+        summary = super().summary(effort, exported) | {"bytes": folder_bytes(self.folder / "model")}
+        del summary["recipe"]["data"]["folder"]  # a place on this machine
+        return summary
+
+    @abstractmethod
+    def scored_by(self, model: Any, batches: Iterable[Batch]) -> dict[str, float]:
+        """Score a model on held-out text."""
 
 
 def build_model(config: ModelConfig, vocabulary: int, end_of_text: int, seed: int) -> PreTrainedModel:
@@ -195,7 +242,7 @@ def build_model(config: ModelConfig, vocabulary: int, end_of_text: int, seed: in
         "tie_word_embeddings": config.architecture == "llama",
     }
     if config.architecture == "llama":
-        shape: PretrainedConfig = LlamaConfig(
+        shape: LlamaConfig | GPT2Config = LlamaConfig(
             **common, intermediate_size=config.mlp_size, num_key_value_heads=config.heads
         )
     else:

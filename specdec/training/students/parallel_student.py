@@ -23,8 +23,8 @@ from specdec.models.masks import Mask, for_model, within
 from specdec.training.data.sequences import Batch, Sequences
 from specdec.training.recipes import ParallelTrainConfig, SubtasksConfig
 from specdec.training.student import FinishedTraining
-from specdec.training.students.accuracy import HELDOUT, HeadAccuracy, share
-from specdec.training.students.adapted_student import AdaptedStudent
+from specdec.training.students.loss_and_accuracy import HELDOUT, HeadAccuracy, share
+from specdec.training.students.model_student import AdaptedStudent
 
 UNSCORED = -100  # the target of a row that predicts nothing, as `torch.nn.functional.cross_entropy` ignores it
 

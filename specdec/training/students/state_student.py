@@ -31,14 +31,8 @@ from specdec.training.data.head_data import open_sequences
 from specdec.training.data.hidden_states import StateSource
 from specdec.training.data.sequences import Batch, Sequences
 from specdec.training.recipes import StateTrainConfig
-from specdec.training.student import (
-    FinishedTraining,
-    SequenceStudent,
-    build_optimizers,
-    training_device,
-    training_dtype,
-)
-from specdec.training.students.accuracy import HeadAccuracy, TargetScore, score_target
+from specdec.training.student import FinishedTraining, SequenceStudent, build_optimizers, training_device
+from specdec.training.students.loss_and_accuracy import HeadAccuracy, TargetScore, score_target
 
 logger = logging.getLogger(__name__)
 
@@ -108,16 +102,16 @@ class StateStudent(SequenceStudent):
         self.module = self.losses_module().to(self.device)
         self.wrapped = accelerator.prepare(self.module)
         self.optimizers = self.built_optimizers()
-        self.scores = (*self.accuracy().metrics(), *TargetScore().metrics())
+        self.scores = (*HeadAccuracy(self.units, self.unit).metrics(), *TargetScore().metrics())
 
     @classmethod
     def open(cls, config: Any) -> "StateStudent":
         """Open target, sequences and states of a recipe, first in the main process and then in the others."""
-        device = training_device(config.device)  # refuses a GPU that is not there
+        _, dtype = training_device(config.device, config.bfloat16)  # refuses a GPU that is not there
         frozen = getattr(config, "backbone", "frozen") == "frozen"
         accelerator = Accelerator(
             cpu=config.device == "cpu",
-            mixed_precision="bf16" if training_dtype(config.bfloat16, device) == torch.bfloat16 else "no",
+            mixed_precision="bf16" if dtype == torch.bfloat16 else "no",
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=not frozen)],
         )
         target = load_target(config.target, accelerator.device)
@@ -209,10 +203,6 @@ class StateStudent(SequenceStudent):
     def count(accuracy: HeadAccuracy, network: Any, states: Tensor, tokens: Tensor, scored: Tensor) -> None:
         """Count how often a network is right on a batch of text: tokens and scored [B, S]."""
 
-    def accuracy(self) -> HeadAccuracy:
-        """Return the counts of no text yet."""
-        return HeadAccuracy(self.units, self.unit)
-
     # --- steps
 
     def part_losses(self, step: int) -> Iterator[Tensor]:
@@ -242,7 +232,7 @@ class StateStudent(SequenceStudent):
         if not self.writes:
             return {}
         self.module.eval()
-        accuracy, own = self.accuracy(), TargetScore()
+        accuracy, own = HeadAccuracy(self.units, self.unit), TargetScore()
         watched = self.config.monitor.heldout_batches
         with self.accelerator.autocast():
             for part in self.heldout_parts(watched):
@@ -263,7 +253,7 @@ class StateStudent(SequenceStudent):
     @torch.no_grad()
     def scored_by(self, network: Any, target: Target, parts: Iterable[Batch]) -> dict[str, float]:
         """Return the accuracy of a network on its target's states of text, and the target's own."""
-        accuracy, own = self.accuracy(), TargetScore()
+        accuracy, own = HeadAccuracy(self.units, self.unit), TargetScore()
         for part in parts:
             tokens, scored = part.on(target.device)
             states, logits = target.hidden.sequence(tokens, *self.offsets(self.config, target))

@@ -18,8 +18,7 @@ from specdec.text.repetition import loop_marks, repeated_share
 from specdec.training.data.sequences import Batch, Sequences
 from specdec.training.recipes import UnlikelihoodTrainConfig
 from specdec.training.student import FinishedTraining
-from specdec.training.students.adapted_student import AdaptedStudent
-from specdec.training.students.model_student import token_losses
+from specdec.training.students.model_student import AdaptedStudent, token_losses
 
 _SURE = 1e-6  # the least nats of a token that is made unlikely: a token of probability 1 would have an infinite loss
 
@@ -54,13 +53,9 @@ class UnlikelihoodStudent(AdaptedStudent):
     def mean_losses(
         self, tokens: Tensor, chosen: Tensor, loss_of: Callable[[Tensor], Tensor], weight: float
     ) -> Iterator[Tensor]:
-        """Yield the mean loss of the chosen tokens, in the parts of it that each micro-batch has.
-
-        Args:
-            tokens: [B, S].
-            chosen: [B, S] bool; the first token of a sequence is predicted by nothing.
-            loss_of: turns the cross entropy of tokens in nats into their loss.
-            weight: of the mean.
+        """Yield `weight` times the mean loss of the chosen tokens, [B, S] bool, of sequences [B, S], in the parts of it
+        that each micro-batch has. `loss_of` turns the cross entropy of tokens in nats into their loss; the first token
+        of a sequence is predicted by nothing.
         """
         size = self.config.micro_batch
         count = int(chosen[:, 1:].sum())

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specdec.analysis.account.gap_account import FACTORS
-from specdec.analysis.research import claim_results, claims, grounded_gain, real_model
+from specdec.analysis.research import claims, committed, grounded_gain, real_model
 
 PROMPTS = [f"p{number}" for number in range(20)]
 
@@ -81,7 +81,7 @@ def test_what_is_not_measured_names_the_command(sections, tmp_path):
 
 def test_a_real_model_that_measures_what_the_pocket_target_did_gets_its_verdicts(tmp_path):
     """A claim whose run is missing has none, and does not fall back on the other model's."""
-    runs, path = claim_results.load_results(), tmp_path / "real_model.json"
+    runs, path = committed.load_results(), tmp_path / "real_model.json"
     places = {  # run: part, prompts, temperature, name
         "small_model": ("decoding", "humaneval", 0, "layer_skip"),
         "small_model_sampled": ("decoding", "humaneval", 1, "layer_skip"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures.decoding import decode, seeded
+from fixtures.small_parts import pocket_target
 from fixtures.trainings import beginnings, held_out_code
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -24,9 +25,9 @@ from specdec.text.repetition import repeated_share
 from specdec.training.data.tokenized_corpus import with_end_of_text
 from specdec.training.pocket.publish import shipped_name
 from specdec.training.recipes import SubtasksConfig
-from specdec.training.students.accuracy import HeadAccuracy
 from specdec.training.students.eagle_student import EagleStudent
 from specdec.training.students.head_student import HeadStudent
+from specdec.training.students.loss_and_accuracy import HeadAccuracy
 from specdec.training.students.model_student import heldout_loss
 from specdec.training.students.parallel_student import DraftAccuracy, mask_rows, row_losses
 
@@ -129,9 +130,8 @@ SHIPPED = [("pocket", name) for name in (*NAMES, "eagle")] + [("smollm2", name) 
 
 
 @pytest.fixture(scope="module")
-def target(group_values, sampling):
-    config = group_values("target", "causal", dtype="float32", compile=False)
-    return targets.build(config, sampling=sampling(temperature=0.0))
+def target():
+    return pocket_target()
 
 
 def shipped_summary(name: str, model: str = "pocket") -> dict:

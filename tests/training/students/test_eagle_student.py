@@ -24,7 +24,7 @@ from specdec.errors import UsageError
 from specdec.published.network_files import TRAINED_EAGLE
 from specdec.targets.causal import Causal
 from specdec.text.document_store import Encoded, write_documents
-from specdec.training import trainings
+from specdec.training import loop
 from specdec.training.data.sequences import Sequences, SpecialTokens
 from specdec.training.recipes import EagleLossConfig, EagleTrainConfig
 from specdec.training.students import state_student
@@ -125,12 +125,12 @@ def test_the_command_opens_what_a_recipe_names(values, store, monkeypatch):
 
     monkeypatch.setattr(state_student, "open_sequences", sequences)
     values["data"]["states"] |= {"cache": "disk", "folder": values["corpus_dir"]}
-    outcome = trainings.run("eagle", values)
+    outcome = loop.run("eagle", values)
     assert outcome is not None and outcome.summary["steps"] == 8
     assert list(Path(values["corpus_dir"]).rglob("train_*.bin"))
     values["eagle"]["boundaries"] = [0, 2]
     with pytest.raises(UsageError, match=r"eagle.boundaries=\[0, 2\]: boundary 2 is the output of the target's last"):
-        trainings.run("eagle", values)
+        loop.run("eagle", values)
 
 
 EAGLE1 = dict(form="eagle1", boundaries=[], own_output=False)

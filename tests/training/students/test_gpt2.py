@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from specdec.config import validated
 from specdec.errors import UsageError
 from specdec.models.load import load_model, load_tokenizer
-from specdec.training import trainings
+from specdec.training import loop
 from specdec.training.data_recipes import fingerprint
 from specdec.training.recipes import ModelTrainConfig, PythonRecipe, TextRecipe, model_fingerprint
 from specdec.training.student import build_optimizers, training_device
@@ -87,7 +87,7 @@ def test_every_matrix_of_a_layer_goes_to_muon_with_the_rate_its_orientation_need
 @pytest.mark.slow
 def test_trained_exported_and_loaded(gpt_values, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    outcome = trainings.run("recipe", gpt_values)
+    outcome = loop.run("recipe", gpt_values)
     summary = json.loads((outcome.folder / "summary.json").read_text())
     assert set(summary["heldout"]) == {"text", "all"} and summary["heldout"]["all"]["tokens"] > 0
     model = load_model(str(outcome.folder / "model"), dtype=None, device=torch.device("cpu"), attention="auto")
@@ -118,6 +118,7 @@ def test_bad_values_name_the_key(gpt_values):
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert training_device("auto") == training_device("cpu") == torch.device("cpu")
+    cpu = (torch.device("cpu"), torch.float32)
+    assert training_device("auto", bfloat16=False) == training_device("cpu", bfloat16=False) == cpu
     with pytest.raises(UsageError, match="device=cpu"):
-        training_device("cuda")
+        training_device("cuda", bfloat16=False)

@@ -22,9 +22,8 @@ from specdec.training.data.sequences import Sequences, SpecialTokens
 from specdec.training.loop import Training
 from specdec.training.recipes import HeadTrainConfig
 from specdec.training.students import state_student
-from specdec.training.students.accuracy import score_target
-from specdec.training.students.head_loss import positions
 from specdec.training.students.head_student import HeadStudent
+from specdec.training.students.loss_and_accuracy import positions, score_target
 from specdec.training.students.state_student import load_target
 
 VOCABULARY = 61

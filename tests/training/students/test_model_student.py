@@ -9,7 +9,7 @@ from fixtures.trainings import assert_a_stop_changes_nothing
 
 from specdec.errors import UsageError
 from specdec.models.load import load_model
-from specdec.training.data.tokenizer import bytes_per_token
+from specdec.training.data.tokenized_corpus import bytes_per_token
 from specdec.training.loop import Training
 from specdec.training.student import schedule
 from specdec.training.students.model_student import ModelStudent, heldout_loss, token_losses

@@ -25,14 +25,7 @@ from specdec.models.decoder import attention_windows
 from specdec.targets import targets
 from specdec.training.loop import Training
 from specdec.training.recipes import ParallelTrainConfig, SubtasksConfig
-from specdec.training.students.parallel_student import (
-    UNSCORED,
-    DraftAccuracy,
-    MaskRows,
-    ParallelStudent,
-    mask_rows,
-    row_losses,
-)
+from specdec.training.students.parallel_student import DraftAccuracy, MaskRows, ParallelStudent, mask_rows, row_losses
 
 
 @pytest.fixture
@@ -230,7 +223,7 @@ def test_accuracy_counts_each_level_and_the_rows_whose_branch_was_right_so_far()
         accuracy.add(right[part], nats[part], some)
     predicted = {
         (b, int(rows.starts[b, r]), int(rows.levels[r])): (bool(right[b, r]), float(nats[b, r]))
-        for b, r in (rows.targets != UNSCORED).nonzero().tolist()
+        for b, r in (rows.targets >= 0).nonzero().tolist()
     }
     found = accuracy.metrics()
     for level in range(4):

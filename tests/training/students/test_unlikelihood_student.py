@@ -11,7 +11,7 @@ from fixtures.adapted_models import trained
 from fixtures.refusals import refused
 
 from specdec.text.repetition import repeated_share
-from specdec.training import trainings
+from specdec.training import loop
 from specdec.training.recipes import UnlikelihoodTrainConfig
 from specdec.training.students.unlikelihood_student import UnlikelihoodStudent, unlikely
 
@@ -112,7 +112,7 @@ def test_a_model_that_loops_is_cured(values):
 
 
 def test_the_command_scores_the_exported_model_and_the_original(values):
-    outcome = trainings.run("unlikelihood", values)
+    outcome = loop.run("unlikelihood", values)
     summary = json.loads((outcome.folder / "summary.json").read_text())
     assert summary["steps"] == 8 and summary["tokens"] == 8 * 4 * 32
     assert (outcome.folder / "model" / "model.safetensors").exists()

@@ -1,6 +1,7 @@
 """Against torch's own cross entropy and gradients, and against counting one position at a time."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,10 +10,9 @@ from torch import Tensor
 
 from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.network import Heads
-from specdec.training.students import head_loss
-from specdec.training.students.accuracy import HeadAccuracy, TargetScore, ranks
-from specdec.training.students.head_loss import cross_entropy, heads_loss
-from specdec.training.students.head_student import HeadStudent
+from specdec.training.students import loss_and_accuracy
+from specdec.training.students.head_student import HeadLosses, HeadStudent
+from specdec.training.students.loss_and_accuracy import ChunkedCrossEntropy, HeadAccuracy, Positions, TargetScore, ranks
 
 D, V, K = 6, 11, 3
 
@@ -20,7 +20,7 @@ D, V, K = 6, 11, 3
 @pytest.fixture(autouse=True)
 def two_positions_at_a_time(monkeypatch):
     """Several chunks, the last one shorter."""
-    monkeypatch.setattr(head_loss, "_CHUNK_BYTES", {"cpu": 2 * 4 * V})
+    monkeypatch.setattr(loss_and_accuracy, "_CHUNK_BYTES", {"cpu": 2 * 4 * V})
 
 
 @pytest.fixture
@@ -56,7 +56,8 @@ def test_the_chunked_loss_and_its_gradients_are_those_of_torch(generator, share)
     targets = torch.randint(V, (7,), generator=generator)
     teacher = torch.randn(5, V, generator=generator, dtype=torch.float64)
     laws = torch.randint(5, (7,), generator=generator)
-    ours = cross_entropy(features, output, targets, teacher, laws, share)
+    where = Positions(torch.ones(1, 7, dtype=torch.bool), targets, laws)
+    ours = ChunkedCrossEntropy.apply(features, output, where, teacher, share)
     logits = features @ output.T
     soft = teacher[laws].softmax(-1)
     theirs = (1 - share) * F.cross_entropy(logits, targets, reduction="sum")
@@ -79,14 +80,16 @@ def test_the_teacher_is_the_target_where_the_token_was_drawn(generator, changes)
         law = heads.logits(k, features).log_softmax(-1)
         for row, t in scored[:, k + 1 :].nonzero().tolist():
             expected -= (teacher[row, t + k].softmax(-1) * law[row, t]).sum().item() / k
-    loss = heads_loss(heads, states, tokens, scored, [1 / k for k in range(1, K + 1)], teacher, 1.0)
+    losses = HeadLosses(heads, None, SimpleNamespace(teacher=1.0, self_distillation=0.0))
+    loss, _ = losses(tokens, scored, [0.0, *(1 / k for k in range(1, K + 1))], states, teacher)
     assert loss.item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_no_scored_token_no_loss(generator):
     heads = make_heads(generator)
     states, tokens, scored = batch(generator)
-    loss = heads_loss(heads, states, tokens, torch.zeros_like(scored), [1.0] * K)
+    losses = HeadLosses(heads, None, SimpleNamespace(teacher=0.0, self_distillation=0.0))
+    loss, _ = losses(tokens, torch.zeros_like(scored), [1.0] * (K + 1), states, None)
     loss.backward()
     assert loss.item() == 0.0
     assert all(weight.grad is not None and not weight.grad.any() for weight in heads.parameters())
