@@ -54,11 +54,8 @@ def log_bets(p: np.ndarray, drawn: np.ndarray, copied: np.ndarray, end: int, shi
 
 
 def log_evidence(wealth: np.ndarray) -> np.ndarray:
-    """Return the logarithm [...] of the e-value of all bets: a quarter of it bets at every place of a text, a quarter
-    at the first alone, and half at all places from some place on, whichever that is.
-
-    Args:
-        wealth: [..., G, K, T] summed logarithms of the bets at each place G.
+    """Return the logarithm [...] of the e-value of all bets, by their summed logarithms [..., G, K, T] at each place G:
+    a quarter bets at every place of a text, a quarter at the first alone, and half at all places from some place on.
     """
     from_on = tails(wealth)
     parts = (log_mean(from_on[..., 0, :, :], 2), log_mean(wealth[..., 0, :, :], 2), log_mean(from_on[..., 1:, :, :], 3))

@@ -27,15 +27,11 @@ Outcome = Literal["certified", "not lossless", "declared lossy", "not refuted"]
 class Check:
     """A check after it was made.
 
-    Attributes:
-        level: "exact" enumerates or compares token by token in float64; "statistical" draws on the user's own parts;
-            "greedy" compares whole outputs of the user's own parts, differences scored again in float32.
-        name, compared: what was checked, and with what it was compared.
-        draws: outcomes that were enumerated, tokens that were drawn, or outputs that were compared.
-        statistic: the number that decides, in words ("largest error 2e-16").
-        p_value: chance of a statistic at least as large under a lossless combination; None where nothing is random.
-        detail: a sentence on a failure, or on why the check does not apply.
-        facts: further numbers for `certificate.json`.
+    Level "exact" enumerates or compares token by token in float64; "statistical" draws on the user's own parts;
+    "greedy" compares their whole outputs, differences scored again in float32. Draws are outcomes that were enumerated,
+    tokens that were drawn, or outputs that were compared; `statistic` is the number that decides, in words; `p_value`
+    is the chance of a statistic at least as large under a lossless combination, None where nothing is random; `detail`
+    says why it failed or does not apply.
     """
 
     level: Level
@@ -55,11 +51,7 @@ def not_applicable(level: Level, name: str, why: str) -> Check:
 
 
 def attempted(level: Level, name: str, check: Callable[[], list[Check]]) -> list[Check]:
-    """Make checks; an error that is raised within is a failure of the combination, and its sentence the detail.
-
-    Raises:
-        SpecdecError: a fault that is not the combination's: a bad value, a signal, the environment.
-    """
+    """Make checks; an error within is a failure of the combination. SpecdecError: a fault that is not its own."""
     try:
         return check()
     except SpecdecError:
@@ -85,14 +77,10 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Certificate:
-    """`certificate.json`.
-
-    Attributes:
-        false_alarm: chance, at most, that a lossless combination fails by luck of the draws.
-        power: shifts that would have been found in 9 cases of 10, in words.
-        total_variation: of a combination that is declared lossy, the mean over the committed tokens between the law of
-            an emitted token and the target's; None where it is not known.
-        config, environment: resolved values; versions, code, weights, prompts.
+    """The content of `certificate.json`. A lossless combination fails by luck of the draws with the chance
+    `false_alarm` at most; `power` has the shifts that would have been found in 9 cases of 10, in words.
+    `total_variation` is that of a combination which is declared lossy, the mean over the committed tokens between the
+    law of an emitted token and the target's; None where it is not known.
     """
 
     outcome: Outcome
@@ -108,11 +96,7 @@ class Certificate:
     environment: Mapping[str, Any]
 
     def publish(self, folder: Path) -> None:
-        """Write `certificate.json` to the folder, and print the table of checks and what they stand for.
-
-        Raises:
-            NotLossless, DeclaredLossy: the outcome, once it is written and printed.
-        """
+        """Write `certificate.json`, and print its table and notes. Raises NotLossless, DeclaredLossy: the outcome."""
         write_atomically(folder / "certificate.json", json.dumps(asdict(self), indent=1, default=str) + "\n")
         console = get_console()
         if not console.is_terminal:

@@ -63,10 +63,8 @@ def certify(plan: Plan, folder: Path) -> Certificate:
     statistical level is of all parts at the configured temperature, and is left out where that is 0. The greedy level
     compares whole outputs at temperature 0.
 
-    Raises:
-        NotLossless: a check failed; the certificate is written.
-        DeclaredLossy: the combination does not claim to be lossless; the certificate says by how much it is not.
-        SpecdecError: see `specdec.errors`; what can be wrong is found before anything is drawn.
+    Raises NotLossless: a check failed; DeclaredLossy: the combination does not claim to be lossless, and the
+    certificate says by how much it is not; other SpecdecError: what can be wrong is found before anything is drawn.
     """
     with loading(plan):
         parts = open_parts(plan)
@@ -140,11 +138,7 @@ def _check_all(parts: Parts, asked: CertificateConfig, texts: Texts) -> _Finding
 
 
 def near_tie_check(arm: Arm, texts: Texts, max_new_tokens: int, seed: int) -> Check:
-    """Decode every text with drafts and without at temperature 0, and compare token for token.
-
-    Args:
-        arm: the combination, its target standardised greedily before the drafter was made.
-    """
+    """Decode every text with drafts and without, and compare; the target was greedy before the drafter was made."""
     plain = replace(arm, drafter=NoDrafter(), structure=arm.structure.resized(0))
     parted: list[Divergence] = []
     accepted = 0

@@ -14,12 +14,9 @@ LEAST = 5.0
 
 
 class Tally:
-    """Counts draws in cells beside what their laws expect.
-
-    Attributes:
-        observed, expected: [C] counts of each cell.
-        covariance: [C, C] of the counts: the sum of diag(law) - law law^T over the draws, given what came before each.
-        impossible: draws of tokens that have no chance under their law: one is enough.
+    """Counts draws in cells [C] beside what their laws expect. The covariance [C, C] of the counts is the sum of
+    diag(law) - law law^T over the draws, given what came before each. Of `impossible` draws, which have no chance under
+    their law, one is enough.
     """
 
     def __init__(self, cells: int) -> None:
@@ -49,14 +46,8 @@ class Tally:
 
 @dataclass(frozen=True)
 class Tested:
-    """A test after its draws.
-
-    Attributes:
-        name: what was drawn.
-        draws: number of draws.
-        statistic, freedom: chi-square and its degrees of freedom; freedom 0 says that the draws were too few, or the
-            laws too sure, for a test.
-        p_value: chance of such a statistic, or a larger one, under the laws.
+    """A test of what was drawn. Freedom 0 of the chi-square statistic says that the draws were too few, or the laws too
+    sure, for a test; `p_value` is the chance of such a statistic, or a larger one, under the laws.
     """
 
     name: str

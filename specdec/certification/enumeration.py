@@ -60,24 +60,17 @@ class Uniforms:
     def _below(self, other: Any) -> Tensor:
         bounds = torch.as_tensor(other, dtype=torch.float64)
         shape = torch.broadcast_shapes(self.shape, bounds.shape)
-        flat = (tensor.expand(shape).reshape(-1).tolist() for tensor in (self._index, self._scale, bounds))
-        return torch.tensor([self._split(*element) for element in zip(*flat, strict=True)]).bool().reshape(shape)
-
-    def _split(self, index: int, scale: float, bound: float) -> bool:
-        if scale == 0:
-            return bound > 0
-        low, high = self._cells[index]
-        threshold = min(max(bound / scale, low), high)
-        below = (threshold - low) / (high - low)
-        taken = self._branches.choose([below, 1.0 - below])
-        self._cells[index] = [threshold, high] if taken else [low, threshold]
-        return not taken
+        numbers = Uniforms(self._branches, self._cells, self._index.expand(shape), self._scale.expand(shape))
+        return numbers._place(bounds.expand(shape).unsqueeze(-1)) == 0
 
     def _place(self, bounds: Tensor) -> Tensor:
-        """Do the work of `torch.searchsorted`: find the gap between bounds where each number lies, a branch per gap."""
-        rows = bounds.double().unsqueeze(-2).expand(*self.shape, -1).reshape(-1, bounds.shape[-1]).tolist()
+        """Find the gap between ascending bounds [..., K] where each number lies, a branch per gap."""
+        rows = bounds.double().expand(*self.shape, -1).reshape(-1, bounds.shape[-1]).tolist()
         places = []
         for index, scale, row in zip(self._index.flatten().tolist(), self._scale.flatten().tolist(), rows, strict=True):
+            if scale == 0:
+                places.append(sum(bound <= 0 for bound in row))
+                continue
             low, high = self._cells[index]
             edges = [low, *(min(max(bound / scale, low), high) for bound in row), high]
             place = self._branches.choose([(b - a) / (high - low) for a, b in itertools.pairwise(edges)])
@@ -102,7 +95,7 @@ class Uniforms:
         }  # fmt: skip
         name = function.__name__.strip("_")  # of a method or an operator
         if name == "searchsorted" and isinstance(args[1], cls):
-            return args[1]._place(args[0])
+            return args[1]._place(args[0].unsqueeze(-2))
         if name in swapped and len(args) == 2 and isinstance(args[1], cls) and not isinstance(args[0], cls):
             return swapped[name](args[1], args[0])
         raise Unfollowed(
@@ -113,12 +106,8 @@ class Uniforms:
 class Enumeration:
     """Enumerates a computation: `outcomes(run)` calls `run` once per branch and yields (chance, result).
 
-    The chances add up to 1. `run` may draw random numbers from `generator` only: `torch.rand` and `torch.multinomial`
-    are replaced while it runs, and `Unfollowed` is raised if anything draws real random numbers.
-
-    Attributes:
-        generator: the only source of randomness that is followed.
-        runs: computations that were run so far, one for each outcome.
+    The chances add up to 1. `run` may draw from `generator` only: `torch.rand` and `torch.multinomial` are replaced
+    while it runs, and `Unfollowed` is raised if anything draws real random numbers. `runs` counts the outcomes so far.
     """
 
     def __init__(self) -> None:

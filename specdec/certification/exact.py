@@ -44,11 +44,7 @@ PROMPT = (0, 1, 2, 0, 1, 1, 0, 1)  # it repeats itself, so that drafters which l
 
 
 def table_target(law: Any, end_token: int | None = None, **how: Any) -> Table:
-    """Return a target whose law is the stochastic matrix `law` [V, V].
-
-    Args:
-        how: `temperature` (0 where it is left out) and cuts of `SamplingConfig`.
-    """
+    """Return a target of the stochastic matrix `law` [V, V], with values of `SamplingConfig`; else it is greedy."""
     rows = law.tolist() if isinstance(law, Tensor) else law
     values: dict[str, Any] = dict(temperature=0.0, top_k=None, top_p=None, min_p=None, typical_p=None)
     sampling = SamplingConfig(name="table", **(values | how))
@@ -99,9 +95,7 @@ def target_law(target: Target) -> np.ndarray:
 
 
 def bias(enumeration: Enumeration, arm: Arm, rounds: int = 1, roots: Sequence[int] | None = None) -> float:
-    """Return the largest error of the joint law of a whole round's (or several rounds') tokens, over all roots or the
-    given ones: 0 up to `EXACT` for a lossless rule.
-    """
+    """Return the largest error of the law of whole rounds' tokens, over the roots: at most `EXACT` if lossless."""
     p = target_law(arm.target)
     length = rounds * (arm.gamma + 1)
     worst = 0.0
@@ -115,9 +109,7 @@ def bias(enumeration: Enumeration, arm: Arm, rounds: int = 1, roots: Sequence[in
 
 
 def own_law(target: Target, prompt: Sequence[int], length: int) -> Law:
-    """Return the law of the outputs of plain decoding, computed apart from any loop: the product of the target's own
-    chances, by its scores of every text.
-    """
+    """Return the law of plain decoding's outputs without any loop: the product of the target's scores of every text."""
     law: Law = {}
     for text in itertools.product(range(target.vocab_size), repeat=length):
         p = probabilities(target.score(prompt, text[:-1]), target.sampling)  # [length, V]
@@ -146,11 +138,7 @@ def text_bias(enumeration: Enumeration, arm: Arm, prompt: Sequence[int], length:
 def law_pair(
     size: int, temperature: float, how: tuple[dict[str, Any], dict[str, Any]], seed: int = 5
 ) -> tuple[Table, Tensor]:
-    """Return a table target and a law q [V, V] to draft from, both random, at one temperature, each with its own cut.
-
-    Args:
-        how: keys of `SamplingConfig` for p and for q, as in `CUTS`.
-    """
+    """Return a table target and a law q [V, V] to draft from, both random, with the sampling of a pair of `CUTS`."""
     target = table_target(random_law(size, seed), temperature=temperature, **how[0])
     drafted = table_target(random_law(size, seed + 1), temperature=temperature, **how[1])
     return target, torch.tensor(target_law(drafted))
@@ -162,17 +150,14 @@ Case = Callable[[Enumeration], float]  # enumerates one law and returns its larg
 
 
 def rule_checks(verifier: Verifier, structure: str) -> list[Check]:
-    """Enumerate what an acceptance rule commits on a table target, with drafts that are drawn, drawn without
-    replacement and ranked: whole rounds, two rounds after one another, and texts of the real loop with its limit and an
-    end token.
+    """Enumerate what an acceptance rule, as configured, of specdec or of anyone, commits on a table target, with drafts
+    that are drawn, drawn without replacement and ranked: whole rounds, two rounds after one another, and texts of the
+    real loop with its limit and an end token. `structure` names one that the rule handles, a key of
+    `table_drafts.FILL`.
 
-    It takes seconds. A rule passes only if every law equals the target's to `EXACT`; all of its randomness has to come
-    from the generator that `accept` is given, by `torch.rand` or `torch.multinomial`, and uniform numbers may be
-    compared, scaled and indexed.
-
-    Args:
-        verifier: as configured, of specdec or of anyone; its `lossless` is not read.
-        structure: the name of a structure that it handles, a key of `table_drafts.FILL`.
+    It takes seconds. A rule passes only if every law equals the target's to `EXACT`, whatever it declares; all of its
+    randomness has to come from the generator that `accept` is given, by `torch.rand` or `torch.multinomial`, and
+    uniform numbers may be compared, scaled and indexed.
     """
     named = f"rule on {structure}"
     if structure not in FILL:
@@ -184,11 +169,7 @@ def rule_checks(verifier: Verifier, structure: str) -> list[Check]:
 
 def drafter_checks(make: Callable[[Target], Drafter], verifier: Verifier, structure: str) -> list[Check]:
     """Enumerate the texts that a drafter's own drafts lead to, through the real loop on a table target of three tokens.
-
-    Args:
-        make: gives the drafter for a target; it may raise UsageError where it needs a model.
-        verifier: a rule that is known to be lossless.
-        structure: the name of a structure that both handle.
+    `make` gives the drafter (UsageError: it needs a model); the rule is lossless, and both handle the structure.
     """
     name = f"drafter on {structure}: texts of the loop"
     if structure not in FILL:
@@ -243,9 +224,8 @@ def _ways(verifier: Verifier, structure: str, temperature: float) -> Iterator[Ho
 def _cases(verifier: Verifier, structure: str) -> dict[str, list[Case]]:
     """Return the laws to enumerate by family.
 
-    Whole rounds are two deep, one deep with all cuts, and three deep for a chain. Of two rounds the second begins where
-    a rejection may have left the first. The last round of a text meets the limit at every place, and a token may end
-    the text.
+    Whole rounds are two deep, one deep with all cuts, and three deep for a chain. The second of two rounds begins where
+    a rejection may have left the first. The last round of a text meets the limit anywhere, and a token may end it.
     """
     temperatures = (0.0,) if verifier.capabilities.greedy_only else (0.0, 0.5, 1.0)
     warmest, chain = temperatures[-1], structure == "chain"

@@ -53,9 +53,7 @@ def tiny_target(architecture: str, evaluation: Evaluation) -> Causal:
 
 
 class Scattered(Drafter):
-    """Puts each token of a known text at some place among its siblings, or nowhere, with wrong tokens around it, so
-    that any path of a draft may be the right one.
-    """
+    """Puts each token of a known text anywhere among wrong siblings, or nowhere: any path of a draft may be right."""
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}))
 
@@ -80,15 +78,9 @@ class Scattered(Drafter):
 def identity_checks(
     verifier: Verifier, structure: Structure, make: Callable[[Target], Drafter] | None = None
 ) -> list[Check]:
-    """Compare greedy outputs on tiny models with the models' own: of every architecture with drafts of which any path
-    may be right, through the packed mask and path by path, and of two architectures with a drafter's own drafts.
-
-    It takes seconds.
-
-    Args:
-        verifier: as configured, of specdec or of anyone.
-        structure: as configured; of one that follows the drafter's confidence only the drafter's own drafts are tried.
-        make: gives the drafter for a target; it may raise UsageError where it needs a certain model. None: no drafter.
+    """Compare greedy outputs under any rule, on tiny models, with the models' own: of every architecture with drafts of
+    which any path may be right, packed and path by path (unless the structure follows the drafter's confidence), and of
+    two with a drafter's own drafts, where `make` gives one (see `drafter_identity`). It takes seconds.
     """
     evaluations: list[Evaluation] = ["packed"] if structure.branches == 1 else ["packed", "rows"]
     rules = {id(rule): rule for rule in (verifier, verifier.for_greedy())}.values()
@@ -108,10 +100,8 @@ def identity_checks(
 
 
 def drafter_identity(make: Callable[[Target], Drafter], verifier: Verifier, structure: Structure) -> list[Check]:
-    """Compare greedy outputs on tiny models of two architectures, with a drafter's own drafts, with the models' own.
-
-    Args:
-        make: gives the drafter for a target; it may raise UsageError where it needs a certain model.
+    """Compare greedy outputs on two tiny models, with a drafter's own drafts, with the models' own. `make` gives the
+    drafter for a target; it may raise UsageError where it needs a certain model.
     """
     name = "greedy identity: the drafter's own drafts"
     cases: list[_Case] = []

@@ -9,6 +9,7 @@ rejection; a bonus token follows a whole draft, and stale state a rejection.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import exp, log
 from pathlib import Path
 from typing import Literal
@@ -69,14 +70,9 @@ Complete = Callable[[Sequence[int], int, float, int], Completion]  # prompt, lim
 
 @dataclass(frozen=True)
 class Wrong:
-    """A token of a greedy text that is not the reference's, after the server's own tokens before it.
-
-    Attributes:
-        place: index in the text.
-        token, best: the server's and the reference's.
-        margin: by which the float32 logit of `best` is larger.
-        rounding: by which rounding may change a logit there.
-        end: one of the two is an end token.
+    """A token of a greedy text that is not the reference's `best`, after the server's own tokens before it. The float32
+    logit of `best` is larger by `margin`, and rounding may change a logit there by `rounding`; `end` where one of the
+    two is an end token.
     """
 
     prompt: str
@@ -90,16 +86,9 @@ class Wrong:
 
 @dataclass
 class Audit:
-    """The findings on one server so far; every check can be made at any time.
-
-    Attributes:
-        target: the reference.
-        config: of the audit.
-        temperature: of sampled texts.
-        false_alarm: chance, at most, that a faultless server is ever refuted.
-        wealth: [G, K, T] logarithms of the bets at each place, see `anytime.log_evidence`.
-        draws: [G] tokens that were drawn at each place.
-        peak: the largest evidence so far; once it refutes, it stays refuted.
+    """The findings on one server so far; every check can be made at any time. A faultless server is refuted with the
+    chance `false_alarm` at most. `wealth` [G, K, T] has the logarithms of the bets at each place, `draws` [G] the
+    tokens drawn there, and `peak` the largest evidence so far: what refutes once, stays refuted.
     """
 
     target: Target
@@ -128,14 +117,9 @@ class Audit:
         return self.texts["greedy"] + self.texts["sampled"]
 
     def run(self, complete: Complete, texts: Texts, outputs: int, limit: int, seed: int) -> None:
-        """Ask for greedy texts, then for sampled ones until they refute the server, and as many again to name the
-        class, or until none are left.
-
-        Args:
-            texts: prompts; the first `outputs` are gone on with greedily, the first `config.prompts` at a temperature.
-            limit: tokens of a greedy text.
-        Raises:
-            ServerFault: the server fails; what was found until then is kept.
+        """Ask for greedy texts of at most `limit` tokens after the first `outputs` prompts, then for sampled ones after
+        the first `config.prompts` until they refute the server, and as many again to name the class, or until none are
+        left. Raises ServerFault: the server fails; what was found until then is kept.
         """
         stop = time.monotonic() + self.config.budget_seconds
         with stage("Compare outputs", total=outputs, shorter="certificate.outputs=N compares fewer") as under_way:
@@ -158,15 +142,11 @@ class Audit:
 
     @property
     def unread(self) -> bool:
-        """True where sampled texts cannot be judged, because some did not come as tokens: those that do are a choice,
-        and a choice does not follow the law.
-        """
+        """True where some sampled texts came without tokens: those with tokens are a choice, which follows no law."""
         return self.texts["unread"] > 0
 
     def read(self, name: str, answer: Completion, limit: int) -> list[int] | None:
-        """Return the tokens of a text up to its first end token, that one included, and note what is wrong with its
-        end; None for a text that cannot be scored.
-        """
+        """Return a text's tokens through its first end token, and note a wrong end; None where it cannot be scored."""
         tokens = answer.tokens
         if tokens is None and self.target.tokenizer is not None:
             encoded = self.target.tokenizer.encode(answer.text, add_special_tokens=False)
@@ -199,8 +179,7 @@ class Audit:
         for place, token in enumerate(tokens):
             wide = scored[place].double()
             best = int(wide.argmax())
-            same = token == best or (token in ends and best in ends)
-            if same:
+            if token == best or ends >= {token, best}:
                 continue
             margin, rounding = float(wide[best] - wide[token]), rounding_error(scored[place], narrow[place])
             if margin <= 2 * max(rounding, self.config.tolerance):
@@ -223,12 +202,12 @@ class Audit:
             p[:, ends[0]] = p[:, ends].sum(1)
             p[:, ends[1:]] = 0.0
             tokens = [ends[0] if token in ends else token for token in tokens]
-        text, copied = [*prompt, *tokens], []
-        for place in range(len(prompt), len(text)):
-            before = [i for i in range(place - 1) if text[i] == text[place - 1]]
-            copied.append(text[before[-1] + 1] if before else -1)
+        follows, copied = dict[int, int](), list[int]()  # what came behind each token when it was last there
+        for before, token in pairwise([*prompt, *tokens]):
+            copied.append(follows.get(before, -1))
+            follows[before] = token
         shift = 2 * self.config.tolerance / self.temperature
-        bets = log_bets(p, np.array(tokens), np.array(copied), ends[0] if ends else -1, shift)
+        bets = log_bets(p, np.array(tokens), np.array(copied[len(prompt) - 1 :]), ends[0] if ends else -1, shift)
         self.wealth[: len(tokens)] += bets
         self.draws[: len(tokens)] += 1
         self.peak = max(self.peak, float(log_evidence(self.wealth)))
@@ -327,12 +306,8 @@ class Audit:
 
 
 def certify_server(plan: Plan, asked: ServerConfig, folder: Path) -> Certificate:
-    """Audit a server, print the table, and write `certificate.json` to the folder.
-
-    Raises:
-        NotLossless: its outputs are refuted; the certificate is written.
-        ServerFault: the server fails midway; what was found until then is written.
-        UsageError: the server cannot be asked at all, or not about these weights.
+    """Audit a server, print the table, and write `certificate.json`, also before it raises NotLossless (outputs are
+    refuted) or ServerFault (it fails midway). UsageError: it cannot be asked at all, or not about these weights.
     """
     sampling, certificate = plan.sampling, plan.certificate
     assert certificate is not None

@@ -41,13 +41,8 @@ class ServerFault(EnvironmentFault):
 
 @dataclass(frozen=True)
 class Completion:
-    """A text that a server wrote.
-
-    Attributes:
-        tokens: as the server gave them; None where it gave text alone, or tokens that are not those of its text.
-        text: the text itself.
-        finish: the reason of its end, "stop" or "length" where the server keeps to the protocol.
-        counted: tokens that the server says it wrote; None where it does not say.
+    """A text that a server wrote. `tokens` are None where it gave text alone, or tokens that are not those of its text;
+    `finish` is "stop" or "length" where it keeps to the protocol; `counted` are the tokens it says it wrote.
     """
 
     tokens: tuple[int, ...] | None
@@ -57,11 +52,8 @@ class Completion:
 
 
 def http(url: str, seconds: float) -> Ask:
-    """Return what asks a server.
-
-    Args:
-        url: its address, with or without the /v1 at its end. UsageError for one that cannot be used.
-        seconds: after which an answer that is not whole counts as none.
+    """Return what asks a server at `url`, with or without the /v1 at its end; after `seconds`, an answer that is not
+    whole counts as none. Raises UsageError: an address that cannot be used.
     """
     try:
         parts = urlsplit(url)
@@ -140,16 +132,10 @@ def _decoded(url: str, status: int, answer: bytes, location: str | None) -> Any:
 class Client:
     """Completions of one model of a server, asked one after the other.
 
-    Attributes:
-        ask: asks the server.
-        url: its address, for sentences.
-        model: the name that is sent; "" until `choose_model`.
-        tokenizer: of the reference; None where it has none, and prompts can be sent as tokens alone.
-        vocabulary: number of the reference's tokens.
-        prompts: how prompts are sent, as "tokens" or as "text", once the server took them.
-        neutral: whether the server takes the options that leave the law uncut.
-        answered: what all answers have to repeat: the names of model and build in the first one.
-        requests, seconds: asked so far, and the time that the answers took.
+    The name `model` is "" until `choose_model`. The tokenizer and the size of the vocabulary are the reference's;
+    without a tokenizer, prompts can be sent as tokens alone. `prompts` says how they are sent, and `neutral` whether
+    with options that leave the law uncut, once the server took them. `answered` has what all answers have to repeat,
+    names of model and build; `seconds` the time that all `requests` took.
     """
 
     ask: Ask
@@ -179,11 +165,8 @@ class Client:
             raise UsageError(f"--model {self.model or 'NAME'}: name a model of {self.url} ({known}).")
 
     def complete(self, prompt: Sequence[int], limit: int, temperature: float, seed: int) -> Completion:
-        """Return the server's continuation of a prompt, of at most `limit` tokens.
-
-        Raises:
-            ServerFault: no such answer came, or another model answers than before.
-            UsageError: the server reads the prompt as other tokens, or answers with tokens that there are not.
+        """Return the server's continuation of a prompt, of at most `limit` tokens. Raises ServerFault: no answer, or
+        one of another model than before; UsageError: it reads the prompt as other tokens, or gives unknown ones.
         """
         body = {"model": self.model, "max_tokens": limit, "temperature": temperature, "seed": seed, "stream": False}
         began = time.monotonic()

@@ -59,9 +59,7 @@ class TableDrafter(Drafter):
 
 
 def small_structure(name: str, gamma: int) -> Structure:
-    """Return a structure of `FILL` that is `gamma` deep and small enough to be enumerated: two rows where they are
-    long, two nodes at each level of a tree.
-    """
+    """Return a small structure of `FILL`, `gamma` deep: two rows where they are long, two nodes at a tree's levels."""
     if name == "chain":
         return structures.build({"name": name, "gamma": gamma})
     if name == "rows":

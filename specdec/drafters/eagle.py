@@ -16,8 +16,7 @@ from torch import Tensor
 from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.network_drafter import Along, Drafts, DrawnConfig, FeatureDrafter
-from specdec.eagle.eagle_network import BlockNetwork, EagleNetwork, MarkovHead
-from specdec.eagle.feature_network import KeysValues
+from specdec.eagle.eagle_network import BlockNetwork, EagleNetwork, KeysValues, MarkovHead
 from specdec.errors import UsageError
 from specdec.models.load import describe_weights
 from specdec.published.network_files import TRAINED_EAGLE

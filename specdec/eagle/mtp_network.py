@@ -23,9 +23,8 @@ _REPLAYED = 2**15  # rows of the text, times the drafts that see them, in a call
 
 
 class LayerRows:
-    """The keys and values of one decoder layer's rows, as transformers' layers ask a cache for them.
-
-    Nothing is ever written into a tensor, so that a copy of the object leaves the rows of the other alone.
+    """The keys and values of one decoder layer's rows, as transformers' layers ask a cache for them. Nothing is ever
+    written into a tensor, so that a copy of the object leaves the rows of the other alone.
     """
 
     def __init__(self, held: tuple[Tensor, ...] = ()) -> None:
@@ -64,10 +63,9 @@ class MtpNetwork(nn.Module):
     product: Callable[[Tensor, Tensor], Tensor] = staticmethod(F.linear)  # with the output layer
 
     def __init__(self, model: Any, output: Tensor, heads: int, hidden_first: bool) -> None:
-        """Make heads of the target's transformers model, whose class of layers is used, with the config of the last
-        layer with full attention, and of its output layer [V, D]. If `hidden_first`, the projection reads the state
-        before the embedding, not behind it. Raises UsageError: a model whose layers are kept in a way that is not
-        known, or all attend to a window.
+        """Make heads of the target's transformers model, of its class of layers with the config of the last one with
+        full attention, and of its output layer [V, D]. If `hidden_first`, the projection reads the state before the
+        embedding. Raises UsageError: layers that are kept in an unknown way, or all attend to a window.
         """
         super().__init__()
         decoder, config = model.get_decoder(), copy.deepcopy(model.config.get_text_config())
@@ -95,15 +93,9 @@ class MtpNetwork(nn.Module):
         self, number: int, tokens: Tensor, states: Tensor, places: Tensor, past: LayerRows, unseen: Tensor | None = None
     ) -> Tensor:
         """Evaluate rows of head `number` behind P earlier ones, to which they are appended; they see these and each
-        other in order.
-
-        Args:
-            tokens: [B, S].
-            states: [B, S, D] left at the place before each.
-            places: [B, S] rotary positions: that of the state.
-            unseen: [B, P] earlier rows that a sequence does not see; None where it sees all.
-        Returns:
-            [B, S, D] states behind the head's norm, which make logits, and are what the next row reads.
+        other in order. They read tokens [B, S], the states [B, S, D] left at the place before each, and the rotary
+        positions [B, S] of these; a sequence does not see earlier rows that `unseen` [B, P] marks. Return the states
+        [B, S, D] behind the head's norm, which make logits, and are what the next row reads.
         """
         embed, rotary, _ = self._target
         head: Any = self.heads[number]
@@ -133,8 +125,7 @@ class MtpNetwork(nn.Module):
 
 class MtpText:
     """The rows of a committed text in every head, those of its last token included. A head has no row where there is no
-    state yet: the first row of head k is at place k + 1. `length` is the number of rows of the first head, and the
-    place of the last token.
+    state yet: the first row of head k is at place k + 1. `length` counts the first head's, to the last token.
     """
 
     def __init__(self, network: MtpNetwork, keep: bool = False) -> None:

@@ -112,9 +112,8 @@ class FileSet(PromptSource):
         )
 
     def turns(self, where: str, record: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:
-        """Return the field that a record's prompt is in, and the user's turns as they stand there; messages name file
-        and line, `where`. Raises UsageError: the record has no such field, or none that is usual; messages that are
-        none.
+        """Return the field that a record's prompt is in, and the user's turns there; messages name file and line,
+        `where`. Raises UsageError: the record has no such field, or none that is usual; messages that are none.
         """
         field = self.field
         if field is None:

@@ -12,9 +12,7 @@ class RecordedPromptsConfig(SetConfig, Recording):
 
 @prompts.register("recorded")
 class RecordedPrompts(PromptSource):
-    """Gives one prompt per stream, as literal tokens. Streams that repeat a prompt, and lines that cannot be used, are
-    counted and left out.
-    """
+    """Gives one prompt per stream, as literal tokens; repeated prompts and unusable lines are counted and left out."""
 
     def __init__(self, config: RecordedPromptsConfig) -> None:
         self.config: RecordedPromptsConfig = config

@@ -138,9 +138,7 @@ def cut_body(lines: Sequence[str], function: Function, config: StdlibCodeConfig)
 
 
 def in_context(lines: Sequence[str], first: int, cut: int, config: StdlibCodeConfig) -> str | None:
-    """Return the lines from `first` to before `cut`, after as much of the text before them as there is room for; None
-    if that is too short or too long.
-    """
+    """Return lines `first` to before `cut` behind as much text as there is room for; None if too short or too long."""
     head = "\n".join(lines[first:cut]).rstrip()
     room = config.max_characters - len(head)
     text = "\n".join([*paragraphs_before(lines, first, room), head])

@@ -118,9 +118,7 @@ class CheckpointFiles:
         return [places for places in numbers if max(places) < len(self.tensors)]
 
     def check_parts(self, key: str, number: int) -> None:
-        """Refuse a number of layers or stages that these files cannot hold, before anything of that size is made.
-        Raises ModelLoadError: there are fewer tensors than parts.
-        """
+        """Raise ModelLoadError for more layers or stages than tensors, before anything of that size is made."""
         if number > len(self.tensors):
             raise ModelLoadError(
                 f"{self} has {key}={number:,} in its config.json and {len(self.tensors)} tensors: get the whole "
@@ -143,9 +141,8 @@ class CheckpointFiles:
 
 
 def open_checkpoint(name: str, revision: str | None = None) -> CheckpointFiles:
-    """Open a published checkpoint: a folder, or a hub id (at a branch, tag or commit), of which only the config and
-    safetensors are fetched. Raises ModelLoadError: no such folder; a file instead of a folder; a hub id that cannot be
-    reached and is not in the local cache; damaged files.
+    """Open a published checkpoint: a folder, or a hub id (at a branch, tag or commit), of which only config and
+    safetensors are fetched. Raises ModelLoadError: nothing there, a file, damaged files, or a hub id out of reach.
     """
     path = Path(name).expanduser()
     if path.is_dir():

@@ -30,10 +30,9 @@ _SMOLLM2_OUTPUT = (49152, 576)  # tokens and width of SmolLM2-135M's output laye
 
 
 def load_published(model: str, target: Target, drafter: str, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Load the network of a published checkpoint, a folder or a hub id, for a target, in its dtype and on its device,
-    and a drafter of this name; with what is recorded of it: format, the target's name in it, commit, and the hash of a
-    folder's safetensors, "" for a hub id. Raises ModelLoadError: see `open_checkpoint`, `recognise` and
-    `NetworkFormat.load`; UsageError: a target without hidden states.
+    """Load the network of a published checkpoint, a folder or hub id, for a target and the drafter of this name; with
+    format, the target's name in it, commit, and the hash of a folder's safetensors, "" for a hub id. Raises
+    ModelLoadError: see `open_checkpoint`, `recognise`, `NetworkFormat.load`; UsageError: no hidden states.
     """
     files = open_checkpoint(model)
     name, form = recognise(files, drafter)
@@ -66,9 +65,7 @@ class TrainedKind:
     several: bool  # the name is a plural
 
     def write(self, network: Any, path: Path, target: str, training: dict[str, Any]) -> None:
-        """Write a network with its typed `config`, the `HiddenStates.identity` of its target and JSON values, folders
-        included; a reader never sees half a file.
-        """
+        """Write a network whole or not at all, with its config, the identity of its target's states and JSON values."""
         about = {"config": asdict(network.config), "target": target, "training": training}
         weights = {name: weight.detach().cpu().contiguous() for name, weight in network.state_dict().items()}
         write_atomically(path, save(weights, metadata={self.key: json.dumps(about, sort_keys=True)}))
@@ -132,12 +129,12 @@ class TrainedKind:
     def open(
         self, model: str, target: Target, drafter: str, shipped: str, **options: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """Load the network that `drafter.model` names, for the drafter of this name; with what is recorded of it: of a
-        file of a training its hash and what the training cost, otherwise see `load_published`.
+        """Load the network that `drafter.model` names, for the drafter of this name; with the hash of a training's file
+        and what that cost, otherwise see `load_published`.
 
-        The model is a file that `specdec.train` wrote (or its folder), a published checkpoint, by its folder or hub id,
-        or `pocket`, which is the `shipped` network of this name for the pocket target or, of a target with the sizes of
-        SmolLM2-135M, for that. Raises UsageError: see `load` and `load_published`.
+        The model is a file that `specdec.train` wrote (or its folder), a published checkpoint by its folder or hub id,
+        or `pocket`: the `shipped` network of this name for the pocket target, or for one of SmolLM2-135M's sizes.
+        Raises UsageError: see `load` and `load_published`.
         """
         alike, path = False, Path(model).expanduser()
         if model == "pocket":

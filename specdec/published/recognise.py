@@ -46,9 +46,8 @@ formats: Registry[CheckpointFormat] = Registry("published.formats", "checkpoint 
 
 
 def recognise(files: CheckpointFiles, drafter: str) -> tuple[str, CheckpointFormat]:
-    """Return the format of a checkpoint that `drafter` is to read, behind the name that messages and records give it.
-    Raises ModelLoadError: pickled weights (with the command that converts them), no known format (with what was found),
-    a format that nothing reads, or one that another drafter reads (which is named).
+    """Return the format of a checkpoint that `drafter` is to read, behind its name. Raises ModelLoadError: pickled
+    weights, no known format, or one that nothing or another drafter reads; each says what to do.
     """
     if not files.tensors and files.pickles:
         raise ModelLoadError(
@@ -109,9 +108,8 @@ def check_target(
     vocabulary: int | None = None,
     layers: int | None = None,
 ) -> None:
-    """Check that a checkpoint was made for a target of this hidden size, vocabulary and number of layers, as far as it
-    says; a target of another name is only warned of. Raises ModelLoadError: the target has another size; or it has no
-    hidden states (UsageError).
+    """Check that a checkpoint was made for a target of these sizes, as far as it says; a target of another name is only
+    warned of. Raises ModelLoadError: another size; UsageError: the target has no hidden states.
     """
     own_vocabulary, own_width = target.hidden.output_layer.shape
     for what, recorded, own in (
@@ -151,11 +149,8 @@ def weights_of(
     shapes: Mapping[str, tuple[int, ...] | None] | None = None,
     optional: Shapes | None = None,
 ) -> dict[str, Tensor]:
-    """Return the weights of a network from the files, which have exactly these tensors (see `demand_exactly`), by the
-    network's own names; `named` gives the file's.
-
-    Args:
-        shapes: the shapes of tensors that differ from the network's; None for one that the file does not have.
+    """Return a network's weights by its own names, from files that have exactly these by the names that `named` gives
+    (see `demand_exactly`). `shapes` are those that differ from the network's; None where the file has no such tensor.
     """
     own = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
     wanted: dict[str, tuple[int, ...] | None] = {**own, **(shapes or {})}
@@ -166,9 +161,8 @@ def weights_of(
 
 
 def fill(network: nn.Module, weights: Mapping[str, Tensor], target: Target) -> None:
-    """Put weights, in the target's dtype and on its device, into a network without weights (one made on `meta`).
-
-    Buffers that are no weights, such as tables of positions, keep their dtype.
+    """Put weights, in the target's dtype and on its device, into a network made on `meta`; its buffers that are no
+    weights, such as tables of positions, keep their dtype.
     """
     dtype = target.hidden.output_layer.dtype
     network.load_state_dict({name: weight.to(target.device, dtype) for name, weight in weights.items()}, assign=True)

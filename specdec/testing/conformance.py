@@ -57,12 +57,8 @@ _CHAIN, _TREE = Tree((-1, 0, 1)), Tree((-1, -1, 0, 1))
 
 @dataclass(frozen=True)
 class ConformanceCase:
-    """One case of the suite.
-
-    Attributes:
-        name: what is checked, as test ids show it.
-        run: checks it. Raises AssertionError where the part breaks its contract, and unittest's SkipTest, which pytest
-            takes for a skipped test, where the case says nothing about the part.
+    """One case, of a name for test ids; `run` raises AssertionError where the part breaks its contract, and unittest's
+    SkipTest, which pytest takes for a skipped test, where the case says nothing about the part.
     """
 
     name: str
@@ -73,12 +69,8 @@ class ConformanceCase:
 
 
 def drafter_cases(name: str, **changes: Any) -> list[ConformanceCase]:
-    """Return the suite for a registered drafter, with the values of its YAML.
-
-    Args:
-        changes: values in place of those of the YAML, such as a small file beside the test.
-    Raises:
-        UsageError: no such drafter, no YAML, values that its config does not take.
+    """Return the suite for a registered drafter, with the values of its YAML, or `changes` in place of them, such as a
+    small file beside the test. Raises UsageError: no such drafter, no YAML, values that its config does not take.
     """
     cls = drafters.get(name)
     config = drafters.config(_values("drafter", name) | changes)
@@ -86,11 +78,8 @@ def drafter_cases(name: str, **changes: Any) -> list[ConformanceCase]:
 
 
 def cases_of(make: Make, capabilities: DrafterCapabilities) -> list[ConformanceCase]:
-    """Return the suite for a drafter of any class.
-
-    Args:
-        make: gives a new drafter for a target; UsageError where it cannot draft for that one, whose cases are skipped.
-        capabilities: those of its class.
+    """Return the suite for a drafter of any class with these capabilities; `make` gives a new one for a target, or
+    raises UsageError where it cannot draft for that one, whose cases are skipped.
     """
     cases = [ConformanceCase("something is proposed", partial(_something_is_proposed, make, capabilities))]
     for structure in sorted(capabilities.fills & FILL.keys()):
@@ -106,10 +95,8 @@ def cases_of(make: Make, capabilities: DrafterCapabilities) -> list[ConformanceC
 
 
 def verifier_cases(name: str, **changes: Any) -> list[ConformanceCase]:
-    """Return the suite for a registered acceptance rule, with the values of its YAML: what it commits by enumeration,
-    and greedy texts of tiny models of nine architectures.
-
-    Args, raises: as of `drafter_cases`. A rule that declares itself lossy has nothing to conform to.
+    """Return the suite for a registered acceptance rule (see `drafter_cases`): what it commits by enumeration, and
+    greedy texts of tiny models of nine architectures. A rule that declares itself lossy has nothing to conform to.
     """
     verifier = verifiers.build(_values("verifier", name) | changes)
     cases = []
@@ -123,19 +110,14 @@ def verifier_cases(name: str, **changes: Any) -> list[ConformanceCase]:
 
 
 def structure_cases(name: str, **changes: Any) -> list[ConformanceCase]:
-    """Return the suite for a registered structure: its sizes, and the law of a round by enumeration.
-
-    Args, raises: as of `drafter_cases`.
-    """
+    """Return the suite for a registered structure (see `drafter_cases`): its sizes, and the exact law of a round."""
     structure = structures.build(_values("structure", name) | changes)
     return _cases(structure, something_is_asked_for, every_depth_below_is_there, exact_law_of_a_round)
 
 
 def target_cases(name: str, **changes: Any) -> list[ConformanceCase]:
-    """Return the suite for a registered target: drafts are verified as their paths are scored, before and after what is
-    committed, discarded and begun anew. Token ids 0 and 1 have to be in its vocabulary.
-
-    Args, raises: as of `drafter_cases`.
+    """Return the suite for a registered target (see `drafter_cases`): drafts are verified as their paths are scored,
+    before and after what is committed, discarded and begun anew. Token ids 0 and 1 have to be in its vocabulary.
     """
     target = targets.build(_values("target", name) | changes, sampling=_SAMPLED)
     return _cases(
@@ -149,10 +131,7 @@ def target_cases(name: str, **changes: Any) -> list[ConformanceCase]:
 
 
 def prompts_cases(name: str, **changes: Any) -> list[ConformanceCase]:
-    """Return the suite for a registered prompt set: there are prompts, with ids, the same at every call.
-
-    Args, raises: as of `drafter_cases`.
-    """
+    """Return the suite for a registered prompt set (see `drafter_cases`): prompts with ids, the same at every call."""
     source = prompts.build(_values("prompts", name) | changes)
     return _cases(
         source,

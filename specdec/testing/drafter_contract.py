@@ -28,12 +28,7 @@ _BEFORE = (PROMPT[-1], *TEXT)  # in place i the token before TEXT[i]
 
 @dataclass(frozen=True)
 class Subject:
-    """A drafter under test.
-
-    Attributes:
-        make: gives a new one at each call, that drafts tokens below `vocabulary`.
-        shape: gives a structure that it fills, of a depth.
-    """
+    """A drafter under test: `make` gives a new one for tokens below `vocabulary`, `shape` a structure by its depth."""
 
     make: Callable[[], Drafter]
     shape: Callable[[int], Structure]
@@ -151,9 +146,7 @@ def the_same_generator_gives_the_same_drafts(subject: Subject) -> None:
 
 
 def without_q_the_draft_follows_from_its_state(subject: Subject) -> None:
-    """Check that a draft without q is told again when asked again: it is a point mass only if nothing random happens
-    between `start` and the draft.
-    """
+    """Check that a draft without q is repeated when asked for again: a point mass leaves nothing to chance."""
     drafter, shape = subject.make(), subject.shape(3)
     begin(drafter)
     for step in range(4):
@@ -178,11 +171,8 @@ def global_randomness_is_left_alone(subject: Subject) -> None:
 
 
 def q_is_the_law_of_the_draws(subject: Subject) -> None:
-    """Enumerate all drafts of two tokens that may follow `PROMPT`, with their chances, and check that each token has
-    the chance that the row of `Draft.q` beside it says. Trees are enumerated with their acceptance.
-
-    Raises:
-        Unfollowed: the drafter draws in a way that is not followed (`Enumeration`).
+    """Enumerate all drafts of two tokens that may follow `PROMPT`, and check that each token has the chance that its
+    row of `Draft.q` says. Raises Unfollowed: see `Enumeration`. Trees are enumerated with their acceptance.
     """
     drafter, shape, enumeration = subject.make(), subject.shape(2), Enumeration()
     if drafter.capabilities.needs_reference:
@@ -254,9 +244,7 @@ def a_rejection_leaves_nothing_stale(subject: Subject) -> None:
 
 
 def tokens_taken_back_leave_no_trace(subject: Subject) -> None:
-    """Check, where a drafter can take tokens back, that its draft is that of the shorter text, and of the text that
-    replaces the tokens.
-    """
+    """Check that a drafter which takes tokens back drafts for the shorter text, and for the text that replaces it."""
     drafter, shape = subject.make(), subject.shape(3)
     begin(drafter)
     drafter.draft(shape)
@@ -290,9 +278,7 @@ def tokens_taken_back_leave_no_trace(subject: Subject) -> None:
 
 
 def a_replay_by_position_is_right(subject: Subject) -> None:
-    """Check what replay="position" declares (theory.md 4.2): at a position the same token, or the same law, is proposed
-    whatever gamma is and wherever the round began.
-    """
+    """Check replay="position" (theory.md 4.2): a position has one token or law, wherever rounds begin, however deep."""
     drafter = subject.make()
     if drafter.capabilities.replay != "position":
         raise SkipTest(f"it declares replay={drafter.capabilities.replay!r}")
@@ -350,9 +336,7 @@ def forgets_rounds(drafter: Drafter) -> bool:
 
 
 def require_same(drafter: Drafter, one: Draft, other: Draft, when: str) -> None:
-    """Check two drafts after one text, of a drafter whose proposals follow from the text: they are one, or their first
-    tokens were drawn from one law.
-    """
+    """Check two drafts after one text, where they follow from it: equal, or first tokens drawn from one law."""
     if not forgets_rounds(drafter):
         return
     if one.q is None or other.q is None:

@@ -48,7 +48,16 @@ class Conversations:
         self.left_out: Counter[str] = Counter()  # by reason, conversations left out or cut; complete after `encoded`
         if config.path is not None:
             path, what = Path(config.path).expanduser(), f"File of conversations data.source.path={config.path}"
-            self._records = _records_of(config.path, b"".join(raw for _, raw in filled_lines(path, what)))
+            try:
+                text = b"".join(raw for _, raw in filled_lines(path, what)).decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UsageError(f"{what} is not UTF-8 text (byte {error.start}): convert it.") from None
+            if text.lstrip().startswith("["):
+                values = json_value(config.path, 1, text, _FORM)
+            else:  # split at newlines only: `str.splitlines` also splits at characters that may stand inside a text
+                lines = enumerate(text.split("\n"), 1)
+                values = (json_value(config.path, number, line, _FORM) for number, line in lines if line.strip())
+            self._records = ((f"{config.path}: record {number}", value) for number, value in enumerate(values, 1))
             self.provenance = {"file_sha256": file_digest(path, what)}
         else:
             records = read_hub(config, "data.source")
@@ -56,9 +65,7 @@ class Conversations:
             self.provenance = records.provenance
 
     def encoded(self, tokenizer: Any) -> Iterator[tuple[Part, Encoded]]:
-        """Yield the conversations in order, in tokens. Call it once. Raises UsageError: a record of another form; names
-        the file and the number of the record.
-        """
+        """Yield the conversations in tokens, once. UsageError: a record of another form, by file and number."""
         template = ChatTemplate(tokenizer, self.config.chat_template)
 
         def rendered() -> Iterator[tuple[Part, str, Spans]]:
@@ -117,21 +124,6 @@ class Conversations:
         return messages
 
 
-def _records_of(name: str, content: bytes) -> Iterator[tuple[str, Any]]:
-    """Return ("file: record number", record) of a JSON list or of JSON lines."""
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"File of conversations data.source.path={name} is not UTF-8 text (byte {error.start}): convert it."
-        ) from None
-    if text.lstrip().startswith("["):
-        records = json_value(name, 1, text, _FORM)
-    else:  # split at newlines only: `str.splitlines` also splits at characters that may stand inside a text
-        records = (json_value(name, *line, _FORM) for line in enumerate(text.split("\n"), 1) if line[1].strip())
-    return ((f"{name}: record {number}", record) for number, record in enumerate(records, 1))
-
-
 class TemplateFault(Exception):
     """A chat template refuses a conversation, or changes what was said in it."""
 
@@ -146,9 +138,8 @@ class ChatTemplate:
         self.special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
 
     def render(self, messages: Messages) -> tuple[str, Spans]:
-        """Return the text and the spans of the assistant's answers in it. A span begins with what the template itself
-        puts before an answer, such as an empty thought. Raises TemplateFault: the template refuses the conversation, or
-        rewrites earlier turns.
+        """Return the text and the spans of the assistant's answers in it, with what the template itself puts before an
+        answer, such as an empty thought. Raises TemplateFault: the template refuses the conversation or rewrites it.
         """
         text = self._applied(messages, asking=False)
         spans = []

@@ -2,7 +2,6 @@
 Written once in one pass, read through memory maps, so that neither text nor tokens need fit into memory.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from specdec.text.sources import PARTS, Part
-from specdec.text.writing import write_json
+from specdec.text.writing import read_json, write_json
 
 Item = TypeVar("Item")
 
@@ -82,9 +81,9 @@ class DocumentStore:
 
 def read_documents(folder: Path) -> DocumentStore | None:
     """Open the documents of a folder; return None if they were not written, or not all of them."""
-    if not (folder / MANIFEST).exists():
+    manifest = read_json(folder / MANIFEST)
+    if manifest is None:
         return None
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     return DocumentStore(Documents(folder, "train"), Documents(folder, "heldout"), manifest)
 
 

@@ -40,9 +40,7 @@ class OpenedText:
     group: str  # the config group of its keys, named in messages
 
     def documents(self) -> Iterator[str]:
-        """Yield all documents in order, up to `max_bytes` of UTF-8. Raises UsageError: a line that is not UTF-8, named
-        by its number; a record without a text.
-        """
+        """Yield all documents up to `max_bytes`. UsageError: a line that is not UTF-8, or a record without a text."""
         limit, taken = self.config.max_bytes, 0
         for document in self._in_file() if self.config.path is not None else self._on_hub():
             taken += len(document.encode())
@@ -97,9 +95,8 @@ class OpenedText:
 
 
 def open_text(config: TextCorpusConfig, group: str) -> OpenedText:
-    """Find the text that the configuration names, and look at its first documents. Messages name the config `group` of
-    these keys, such as `recipe.corpus`. Raises UsageError: no text or two texts named; missing, unreadable, empty, too
-    few documents to hold any out.
+    """Find the text that the config `group`, such as `recipe.corpus`, names, and look at its first documents. Raises
+    UsageError: no text or two texts named; missing, unreadable, empty, too few documents to hold any out.
     """
     if (config.path is None) == (config.hub_id is None):
         raise UsageError(

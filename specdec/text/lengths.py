@@ -42,10 +42,9 @@ def drafters_of(record: Any) -> list[str]:
 
 
 def lengths_by_position(where: str, key: str, value: Any, tokens: int | None = None) -> tuple[int, ...]:
-    """Return the lengths of one drafter, by the value below `acc_len`: at every position the most tokens that a round
-    which starts there commits, the target's own included. The first may be a placeholder (see `FirstLengths`), and so
-    0. Raises BadLine: no list of whole numbers of 1 or more, or not one for each of the text's `tokens`, where the text
-    is known.
+    """Return the lengths of one drafter by position, from below `acc_len`: the most tokens that a round which starts
+    there commits, the target's own included; the first may be a placeholder, and so 0 (`FirstLengths`). Raises BadLine:
+    other than whole numbers from 1 on, or not one for each of the text's `tokens`, where it is known.
     """
     name = f"{key}.{LENGTHS}"
     lengths = whole_numbers(where, name, value, least=1, first=0)

@@ -86,9 +86,7 @@ def readable(what: str) -> Iterator[None]:
 
 @contextmanager
 def unpacked(path: Path, what: str) -> Iterator[tuple[Any, BinaryIO]]:
-    """Open a file, gzip or not: give its content as a binary stream, and the file as it lies on disk. Raises
-    UsageError: see `readable`; also for faults within the context.
-    """
+    """Give the content of a file, gzip or not, as a stream, and the file as it is. UsageError: see `readable`."""
     if "\0" in str(path):  # the operating system cannot even be asked
         raise UsageError(f"{what} cannot be read: its name has a null character.")
     with readable(what), path.open("rb") as file:
@@ -104,9 +102,7 @@ def file_digest(path: Path, what: str) -> str:
 
 
 def file_lines(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
-    """Yield number and bytes of every line of a file, gzip or not, the blank ones too, without a byte order mark.
-    Raises UsageError: see `readable`.
-    """
+    """Yield number and bytes of every line, without a byte order mark, of a file as `unpacked` opens it."""
     with unpacked(path, what) as (content, _):
         for number, raw in enumerate(content, 1):
             yield number, raw.removeprefix(BYTE_ORDER_MARK) if number == 1 else raw
@@ -140,9 +136,8 @@ def json_value(file: str | Path, number: int, text: str, remedy: str) -> Any:
 
 
 def json_file(path: Path, what: str, faults: LineFaults, remedy: str) -> Iterator[Line]:
-    """Yield the value of every line of a file that is not blank; those that are not JSON go to `faults`. Messages call
-    the file `what`, and say what every line should be (`remedy`). Raises UsageError: see `readable`; a file without any
-    line.
+    """Yield the value of every filled line of a file, which messages call `what`; those that are not JSON, which every
+    line should be as `remedy` says, go to `faults`. Raises UsageError: see `readable`; no line at all.
     """
     for number, raw in filled_lines(path, what):
         where = f"{path}:{number}"
@@ -153,16 +148,11 @@ def json_file(path: Path, what: str, faults: LineFaults, remedy: str) -> Iterato
 
 
 def printable(text: str) -> str:
-    """Return a name that can be written as UTF-8 and shown anywhere: JSON can spell halves of characters, and control
-    characters, which a terminal obeys and no font has.
-    """
+    """Return a name fit for UTF-8 and any screen: JSON can spell halves of characters and control characters."""
     whole = text.encode("utf-8", "replace").decode("utf-8")
     if whole.isprintable():
         return whole
-    return "".join("\ufffd" if category(letter) in _CONTROLS else letter for letter in whole)
-
-
-_CONTROLS = ("Cc", "Cf")  # Unicode's categories of control and format characters
+    return "".join("\ufffd" if category(letter) in ("Cc", "Cf") else letter for letter in whole)
 
 
 class Names:

@@ -186,9 +186,7 @@ def build_corpus(
     packages: Path | None = None,
     topics: dict[str, str] | None = None,
 ) -> PythonCorpus:
-    """Read the sources, set the held-out documents apart, and filter the others. In tests other folders and topics
-    replace the running interpreter's own.
-    """
+    """Read the sources, set held-out documents apart, filter the rest; tests give other folders and topics."""
     modules, topic_names = held_out_modules(), held_out_topics()
     stdlib = stdlib or Path(sysconfig.get_path("stdlib"))
     packages = packages or Path(sysconfig.get_path("purelib"))

@@ -1,6 +1,4 @@
-"""Finds loops in a text: as a reader sees them, and exact ones, in which every token equals the one a fixed number of
-places, the period, before.
-"""
+"""Finds loops in a text: as a reader sees them, and exact ones, where tokens equal those one period before."""
 
 from collections.abc import Iterator, Sequence
 
@@ -43,10 +41,8 @@ def loop_share(tokens: Sequence[int], period: int) -> float:
 
 
 def repeated_share(tokens: Sequence[int], period_max: int) -> float:
-    """Return the largest share of the text that lies in one exact loop of at most `period_max` tokens, 0 without one.
-
-    A loop counts from its second round on: a run of positions that equal the token one period earlier, at least one
-    period long. What a reader sees, near repeats included, is `loop_share`.
+    """Return the largest share of the text that lies in one exact loop of at most `period_max` tokens, from its second
+    round on: a run of positions that equal the token one period earlier, at least one period long.
     """
     longest = max((end - start for period, start, end in _runs(tokens, period_max) if end - start >= period), default=0)
     return longest / len(tokens) if len(tokens) else 0.0

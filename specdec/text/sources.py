@@ -1,6 +1,4 @@
-"""Reads records from a file or from the hub, and prompts from their usual fields. A fault is named with file, line and
-config key.
-"""
+"""Reads records from a file or the hub, and prompts from usual fields; faults name file, line and config key."""
 
 import hashlib
 import re
@@ -27,10 +25,8 @@ class Records:
 
 
 def read_file(name: str, line_field: str | None, key: str = "prompts.path") -> Records:
-    """Open the records of a prompt file, gzip or not: JSON lines or, with a `line_field`, lines of text, which stand in
-    that field of the record. Messages name the file by its `key`, and offer plain text where that is the key of a run.
-    Raises UsageError: missing or unreadable file; while iterating, an empty one, or a line that is not UTF-8 or not a
-    JSON object.
+    """Open the records of a prompt file, which messages name by its `key`: JSON lines or, with a `line_field`, lines of
+    text in that field. Raises UsageError: missing, unreadable; while iterating, empty, not UTF-8, no JSON object.
     """
     path = Path(name).expanduser()
     what = f"Prompt file {key}={name}"
@@ -66,9 +62,8 @@ class SourceKeys:
 
 
 def read_hub(keys: SourceKeys, group: str) -> Records:
-    """Open the records of a hub data set, from the local cache if they are there. Messages name the config `group` of
-    its keys, such as `prompts`. Raises UsageError: offline and not in the cache, no such data set or split, a data set
-    that needs a script.
+    """Open the records of a hub data set, from the local cache if they are there; messages name the config `group`.
+    Raises UsageError: offline and not in the cache, no such data set or split, one that needs a script.
     """
     hub_id, split = str(keys.hub_id), keys.split
     if not Path(hub_id).expanduser().exists():
@@ -94,9 +89,8 @@ def read_hub(keys: SourceKeys, group: str) -> Records:
 
 
 def read_data_set(name: str, split: str) -> Records:
-    """Open the records of a local parquet file, which is one split, whatever it is called, or of a split of a folder as
-    data sets are published: parquet, JSON or CSV files. Raises UsageError: missing, damaged or empty file; a folder
-    without data or without the split.
+    """Open the records of a local parquet file, which is one split whatever it is called, or of a split of a folder of
+    parquet, JSON or CSV files. Raises UsageError: missing, damaged or empty; a folder without data or the split.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -150,9 +144,7 @@ SPEAKERS = {
 
 
 def usual_prompt(record: Mapping[str, Any], where: str) -> tuple[str, Any]:
-    """Return the usual field that a record has, and what is in it; with an instruction, its input stands below it.
-    Raises UsageError: it has none.
-    """
+    """Return a record's usual field and its value, with an instruction's input below it. UsageError: it has none."""
     field = next((name for name in USUAL_FIELDS if record.get(name) is not None), None)
     if field is None:
         there = ", ".join(map(str, record)) or "none"

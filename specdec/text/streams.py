@@ -1,6 +1,5 @@
-"""Recorded streams: prompts and outputs in tokens, written by a run of specdec or by another program, to be replayed
-without the model that wrote them. Also plain text, cut into prompt and continuation. Knows no drafter and no
-torch.
+"""Recorded streams: prompts and outputs in tokens, written by a run of specdec or another program, to be replayed
+without that model; also plain text, cut into prompt and continuation. Knows no drafter and no torch.
 """
 
 import gzip
@@ -94,7 +93,7 @@ def read_streams(
     lengths: str | None = None,
     skip_bad: bool = False,
 ) -> StreamsRead:
-    """Read the streams of a JSON-lines file, gzip or not, one object per line.
+    """Read the streams of a JSON-lines file, gzip or not, one object per line; messages name it by the config `key`.
 
     A line has `prompt_token_ids` and `generated_token_ids`, and may have `category`; a name in `question_id`,
     `request_id`, `id` or `prompt`; `finish` ("end_token": the last token ends the text); `repeat`; and lengths per
@@ -102,17 +101,10 @@ def read_streams(
     name a `method` other than `baseline` are left out, so that a run's `generations.jsonl` can be read as it is; so
     are, and they are counted, outputs without a token.
 
-    Args:
-        vocab_size: refuses token ids from this one on.
-        key: the config key that names the file, for messages.
-        repeats: also reads the lines whose `repeat` is not 0; lines of one name then keep it, as outputs after one
-            prompt.
-        context_length: refuses streams that are longer, prompt included.
-        lengths: the accepted lengths that every stream has to have, fitting its text, if any stream of the file has
-            them.
-        skip_bad: leaves out and counts what would be refused.
-    Raises:
-        UsageError: no such file, no stream in it, or lines that cannot be used, named with file and line.
+    Token ids from `vocab_size` on, and streams longer than `context_length`, prompt included, are refused. With
+    `repeats`, lines whose `repeat` is not 0 are read too, and keep it. If any stream has the accepted lengths of the
+    name `lengths`, each needs them, fitting its text. With `skip_bad`, what would be refused is left out and counted.
+    Raises UsageError: no such file, no stream in it, or lines that cannot be used, named with file and line.
     """
     faults, empty = LineFaults(skip_bad), Counter[str]()
     streams: list[Stream] = []
@@ -150,11 +142,9 @@ def read_streams(
 
 
 def fitting_lengths(streams: Sequence[Stream], name: str, option: str | None) -> tuple[list[Stream], tuple[str, ...]]:
-    """Check the accepted lengths of one drafter, and return the streams with nothing but them, and notes.
-
-    First lengths that stand for the prefill become a 1: a round that begins there commits the target's token. Raises
-    UsageError: lengths that do not fit their text, all named with file and line, and the `option` that leaves bad lines
-    out.
+    """Check the accepted lengths of one drafter, and return the streams with nothing but them, and notes. First lengths
+    that stand for the prefill become a 1: a round that begins there commits the target's token. Raises UsageError:
+    lengths that do not fit, by file and line, and the `option` that leaves bad lines out.
     """
     faults, firsts = LineFaults(skip=False), FirstLengths()
     found: list[Stream] = []
@@ -196,10 +186,8 @@ def write_streams(path: Path, streams: Iterable[Stream]) -> None:
 
 
 def _text_streams(recording: Recording, what: str, tokenizer: Any, group: str) -> list[Stream]:
-    """Cut a plain text into streams: a unit's first tokens are the prompt, the others what was "generated".
-
-    The replay of a text that no model wrote shows how much of it a drafter would have guessed. Units too short for a
-    prompt and one token more are left out.
+    """Cut a plain text into streams: a unit's first tokens are the prompt, the others what was "generated", so that a
+    replay shows how much a drafter would have guessed. Units too short for both are left out.
     """
     path = str(recording.path)
     name = Path(path).name
@@ -237,9 +225,8 @@ class Recorded(StreamsRead):
 
 
 def open_recording(recording: Recording, group: str, vocab_size: int | None = None) -> Recorded:
-    """Read the file that the keys of the config `group` name, `target` or `prompts`; token ids from `vocab_size` on are
-    refused. Raises UsageError: no such file, no stream in it, or a fault, named with file and line; text without a
-    tokenizer. ModelLoadError: a tokenizer that cannot be loaded.
+    """Read the file that the config `group` names, `target` or `prompts`; token ids from `vocab_size` on are refused.
+    Raises UsageError: no file, no stream, a fault by file and line, text without a tokenizer; or ModelLoadError.
     """
     recording.require_path(group)
     assert recording.path is not None
@@ -274,9 +261,7 @@ def open_recording(recording: Recording, group: str, vocab_size: int | None = No
 
 
 def _stream(line: Line, key: str, vocab_size: int | None, repeats: bool) -> Stream | None:
-    """Return the stream of a line, its text perhaps empty; None for a line of another method or repeat. Raises BadLine:
-    a fault of the line.
-    """
+    """Return a line's stream, perhaps empty; None for another method or repeat. Raises BadLine: a fault of the line."""
     where, number, record = line
     if not isinstance(record, dict):
         raise BadLine(f"{where}: a JSON {type(record).__name__} where {key} needs an object with fields.")

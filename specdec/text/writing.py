@@ -35,9 +35,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def held(folder: Path, otherwise: str) -> FileLock:
-    """Lock a folder, which is made if it is not there, until this process releases it. UsageError, the sentence
-    `otherwise`: another process writes there.
-    """
+    """Lock a folder, made if absent, until released; UsageError `otherwise` where another process writes there."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=0)
     try:

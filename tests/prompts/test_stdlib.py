@@ -40,8 +40,9 @@ def test_code_prompts_stop_inside_a_function_body(load):
         assert text.rstrip() == text
 
 
-def test_code_prompts_are_held_out_of_the_training_corpus_by_name(load):
-    modules = {prompt.category for prompt in load("stdlib_code", limit=None).prompts}
+@pytest.mark.parametrize("name", ["stdlib_code", "stdlib_mix"])
+def test_functions_are_held_out_of_the_training_corpus_by_name(load, name):
+    modules = {prompt.id.split("/")[-2] for prompt in load(name, limit=None).prompts}
     assert len(modules) >= 20
     for module in modules:
         assert is_held_out(Document(STDLIB, module.replace(".", "/") + ".py", ""), held_out_modules())

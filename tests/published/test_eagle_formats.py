@@ -92,6 +92,7 @@ PROJECTIONS = (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
 BIASES = {f"layers.0.self_attn.{name}_proj.bias": (rows * 4,) for name, rows in PROJECTIONS}
 DFLASH = dict(DECODER, num_hidden_layers=2, num_target_layers=DEPTH, rope_theta=500.0)
 MASKED = dict(mask_token_id=39, block_size=4)
+NAMED = dict(MASKED, target_layer_ids=[1, 4])
 REDUCED = dict(draft_vocab_size=DRAFTED, aux_hidden_state_layer_ids=[2, 5], decoder=DFLASH)
 RANK, OUTPUT = 3, {"lm_head.weight": (DRAFTED, H)}
 BLOCK_FACTS = dict(form="dflash", features=2, boundaries=[2, 5], layers=2, rope_theta=500.0)
@@ -132,10 +133,10 @@ FORMATS = {
         dict(form="eagle3", layers=2, mask_token=38, more=EMBEDDING | {"mask_hidden": (3 * H,)}),
         {},
     ),
-    "dflash": (dict(DFLASH, dflash_config={"target_layer_ids": [1, 4], **MASKED}), dict(BLOCK_FACTS, head_dim=8), {}),
+    "dflash": (dict(DFLASH, dflash_config=NAMED), dict(BLOCK_FACTS, head_dim=8), {}),
     "speculators_dflash": (speculators("dflash", **MASKED, **REDUCED), dict(BLOCK_FACTS, more=EMBEDDING | OUTPUT), {}),
     "dspark": (  # as DeepSpec writes it, with copies of the target's embeddings and output layer
-        dict(DFLASH, target_layer_ids=[1, 4], **MASKED, markov_rank=RANK),
+        dict(DFLASH, **NAMED, markov_rank=RANK),
         dict(BLOCK_FACTS, draft=V, shifted=True, more=EMBEDDING | {"lm_head.weight": (V, H)} | MARKOV["vanilla"]),
         {},
     ),
@@ -145,12 +146,7 @@ FORMATS = {
         {},
     ),
     "dspark_rnn": (  # the root's own slot is not used
-        dict(
-            DFLASH,
-            sample_from_anchor=False,
-            markov_head_type="rnn",
-            dflash_config={"target_layer_ids": [1, 4], **MASKED},
-        ),
+        dict(DFLASH, sample_from_anchor=False, markov_head_type="rnn", dflash_config=NAMED),
         dict(BLOCK_FACTS, more=MARKOV["rnn"]),
         {},
     ),
@@ -237,24 +233,18 @@ def test_what_a_file_may_leave_out_or_have_besides(drafter_of):
 
 @pytest.mark.parametrize("kind", ["plain", "eagle_config", "speculators"])
 def test_both_conventions_of_layer_numbers_are_told_apart(drafter_of, kind):
-    for numbers, boundaries in (
-        (None, [2, 4, 5]),
-        ([1, 3, 4], [2, 4, 5]),
-        ([2, 4, 5], [2, 4, 5]),
-        ([1, 2, 6], [2, 3, 7]),
-    ):
+    for numbers, inputs in ((None, [2, 4, 5]), ([1, 3, 4], [2, 4, 5]), ([2, 4, 5], [2, 4, 5]), ([1, 2, 6], [2, 3, 7])):
         said = {} if numbers is None else {NUMBERS: numbers}
         config = {"plain": EAGLE3 | said, "eagle_config": EAGLE3 | {"eagle_config": said}}.get(kind)
         config = config or speculators("eagle3", draft_vocab_size=DRAFTED, **PLAIN, **said)
         described = drafter_of(config, EAGLE3_WEIGHTS).describe()
-        assert described["network"]["boundaries"] == boundaries
+        assert described["network"]["boundaries"] == inputs
         assert described["format"] == ("speculators eagle3" if kind == "speculators" else "EAGLE-3")
         assert described["made_for"] == ("some/target" if kind == "speculators" else "") and described["sha256"]
 
 
 def test_a_convention_that_cannot_be_told_is_asked_for(drafter_of):
-    weights = EAGLE3_WEIGHTS
-    config = EAGLE3 | {NUMBERS: [3, 4, 6]}
+    weights, config = EAGLE3_WEIGHTS, EAGLE3 | {NUMBERS: [3, 4, 6]}
     told = r"drafter\.layers=\[3,4,6\] for inputs, or drafter\.layers=\[4,5,7\] for outputs"
     with pytest.raises(ModelLoadError, match=told):
         drafter_of(config, weights)
@@ -263,6 +253,7 @@ def test_a_convention_that_cannot_be_told_is_asked_for(drafter_of):
     assert drafter_of(counted, weights).describe()["network"]["boundaries"] == [3, 4, 6]
 
 
+MASKED_WEIGHTS, PEAGLE = EAGLE3_WEIGHTS | {"mask_hidden": torch.ones(1, 48)}, speculators("peagle", draft_vocab_size=12)
 REFUSED = [
     (dict(DECODER, bias=True), EAGLE1_WEIGHTS, "lacks fc.bias"),
     (dict(DECODER, hidden_size=12), EAGLE1_WEIGHTS, "target of width 12, and this one has 16"),
@@ -279,34 +270,17 @@ REFUSED = [
     (EAGLE3, EAGLE3_WEIGHTS | {"fc.weight": torch.ones(H, 40)}, "no features of width 16"),
     (EAGLE3, EAGLE3_WEIGHTS | {"fc.weight": torch.ones(H, 80)}, "give drafter.layers"),
     (dict(EAGLE3, **{NUMBERS: [2, 4]}), EAGLE3_WEIGHTS, r"2 layers \[2, 4\], and its fc reads 3"),
-    (
-        dict(EAGLE3, **{NUMBERS: [1, 3, 7]}),
-        EAGLE3_WEIGHTS,
-        "boundary 8 is the output of the target's last block before the final norm",
-    ),
+    (dict(EAGLE3, **{NUMBERS: [1, 3, 7]}), EAGLE3_WEIGHTS, "boundary 8 is the output of the target's last block"),
     (dict(EAGLE3, target_hidden_size=16), EAGLE3_WEIGHTS, "lacks embed_tokens.weight"),
     (dict(EAGLE3, eagle_config={"use_aux_hidden_state": False}), EAGLE3_WEIGHTS, "use_aux_hidden_state"),
     (dict(EAGLE3, norm_output=True), EAGLE3_WEIGHTS, "until September 2026"),
     (speculators("eagle3", draft_vocab_size=12), EAGLE3_WEIGHTS, "no norm_before_residual"),
     (speculators("eagle", layernorms=True), EAGLE1_WEIGHTS, "layernorms=true"),
-    (EAGLE3, EAGLE3_WEIGHTS | {"mask_hidden": torch.ones(1, 48)}, "EAGLE-3 with mask tokens, which is not read"),
-    (
-        speculators("peagle", draft_vocab_size=DRAFTED, mask_token_id=V),
-        EAGLE3_WEIGHTS | weights_of(EMBEDDING) | {"mask_hidden": torch.ones(1, 48)},
-        "mask_token_id=40, which is no token of 40",
-    ),
-    (
-        speculators("peagle", draft_vocab_size=DRAFTED),
-        EAGLE3_WEIGHTS | {"mask_hidden": torch.ones(1, 48)},
-        "no mask_token_id in its config",
-    ),
+    (EAGLE3, MASKED_WEIGHTS, "EAGLE-3 with mask tokens, which is not read"),
+    (dict(PEAGLE, mask_token_id=V), MASKED_WEIGHTS, "mask_token_id=40, which is no token of 40"),
+    (PEAGLE, MASKED_WEIGHTS, "no mask_token_id in its config"),
     ({}, {"mtp.fc.weight": torch.ones(H, 32)}, r"MTP module: use \+drafter=mtp"),
-    (
-        EAGLE3,
-        without(EAGLE3_WEIGHTS, "layers.0.self_attn.k_proj.weight")
-        | {"layers.0.self_attn.kv_a_proj_with_mqa.weight": torch.ones(4, H)},
-        "latent attention, which is not read",
-    ),
+    (EAGLE3, EAGLE3_WEIGHTS | {"layers.0.self_attn.kv_a_proj_with_mqa.weight": torch.ones(4, H)}, "latent attention"),
     (speculators("independent"), {"a": torch.ones(1)}, "another type, which is not read"),
 ]
 BLOCK = dict(DFLASH, block_size=4, mask_token_id=39)

@@ -74,13 +74,8 @@ def test_vicunas_template_where_the_tokenizer_has_none(opened, text_target):
 @pytest.mark.parametrize("template", [BRACKETS, THINKING])
 def test_the_tokenizers_own_template(tiny_corpus, template):
     tokenizer = tiny_corpus.tokenizer
-    messages = [
-        {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "if"},
-        {"role": "assistant", "content": "é while"},
-        {"role": "user", "content": "while"},
-        {"role": "assistant", "content": "北京 for"},
-    ]
+    roles, said = ["system", *["user", "assistant"] * 2], ("be brief", "if", "é while", "while", "北京 for")
+    messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
     found = ChatTemplate(tokenizer, template)
     text, spans = found.render(messages)
     (document,) = found.encode([text], [spans])

@@ -2,6 +2,7 @@
 
 import gzip
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +12,12 @@ from fixtures.refusals import refused
 from specdec.errors import UsageError
 from specdec.text import documents
 from specdec.text import sources as records
-from specdec.text.documents import OpenedText, TextCorpusConfig
+from specdec.text.documents import TextCorpusConfig
 from specdec.training.data import tokenized_corpus
 from specdec.training.data.tokenized_corpus import Batches, load_corpus, text_order
 from specdec.training.recipes import StageConfig, TextDataConfig
 
-
-def open_text(config: TextCorpusConfig) -> OpenedText:
-    return documents.open_text(config, "recipe.corpus")
-
-
+open_text = partial(documents.open_text, group="recipe.corpus")
 TEXT = [f"sentence {i} about the number {i * i} and the word {'abcdefghij'[i % 10] * 3}" for i in range(60)]
 
 

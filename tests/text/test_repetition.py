@@ -4,6 +4,7 @@ import gzip
 import inspect
 import json
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -85,37 +86,25 @@ def test_loops_equal_the_definition(pieces, period):
     assert loop_share(tokens, period) == pytest.approx(by_definition(tokens, period))
 
 
-def brute_force(tokens, period_max):
-    """The definition, position by position."""
-    longest = 0
+def runs(tokens, period_max):
+    """Every longest run of places that equal the token one period earlier, place by place, with its period."""
     for period in range(1, min(period_max, len(tokens) // 2) + 1):
-        run = 0
-        for index in range(period, len(tokens)):
-            run = run + 1 if tokens[index] == tokens[index - period] else 0
-            if run >= period:
-                longest = max(longest, run)
-    return longest / len(tokens) if tokens else 0.0
+        same = [place >= period and tokens[place] == tokens[place - period] for place in range(len(tokens))]
+        for equal, places in groupby(range(len(tokens)), key=same.__getitem__):
+            if equal:
+                yield period, list(places)
 
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 2), max_size=30), st.integers(1, 8))
 def test_equals_the_definition(tokens, period_max):
-    assert repeated_share(tokens, period_max) == pytest.approx(brute_force(tokens, period_max))
+    longest = max((len(run) for period, run in runs(tokens, period_max) if len(run) >= period), default=0)
+    assert repeated_share(tokens, period_max) == pytest.approx(longest / max(len(tokens), 1))
 
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 1), max_size=24), st.integers(1, 6), st.integers(1, 8))
 def test_marks_equal_the_definition(tokens, period_max, least):
-    expected = [False] * len(tokens)
-    for period in range(1, min(period_max, len(tokens) // 2) + 1):
-        run = [place >= period and tokens[place] == tokens[place - period] for place in range(len(tokens))]
-        for place in range(len(tokens)):
-            start = place
-            while start > 0 and run[start - 1]:
-                start -= 1
-            end = place
-            while end < len(tokens) and run[end]:
-                end += 1
-            if run[place] and end - start >= max(2 * period, least) and place - start >= period:
-                expected[place] = True
-    assert loop_marks(tokens, period_max, least).tolist() == expected
+    found = [run[period:] for period, run in runs(tokens, period_max) if len(run) >= max(2 * period, least)]
+    marked = {place for places in found for place in places}
+    assert loop_marks(tokens, period_max, least).tolist() == [place in marked for place in range(len(tokens))]

@@ -54,9 +54,7 @@ class PromptSource(ABC):
 
     @abstractmethod
     def read(self) -> SourceContent:
-        """Return all entries, the same at every call. Raises UsageError: a file is missing, empty or damaged, or a key
-        does not fit it.
-        """
+        """Return all entries, the same at every call. UsageError: a missing or damaged file, a wrong key."""
 
 
 @dataclass(frozen=True)

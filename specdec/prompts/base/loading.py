@@ -26,9 +26,7 @@ class Renderer:
     vocab_size: int | None
 
     def prompt(self, entry: Entry) -> Prompt:
-        """Render the first turn, or take the literal tokens. Raises UsageError: the chat template fails, or a token
-        lies outside the vocabulary.
-        """
+        """Render the first turn, or take literal tokens. UsageError: the chat template fails, a token is too large."""
         if entry.tokens:
             largest = max(entry.tokens)
             if self.vocab_size is not None and largest >= self.vocab_size:
@@ -85,9 +83,7 @@ class PromptSet:
     renderer: Renderer = field(repr=False, compare=False)
 
     def follow_up(self, prompt: Prompt, answer: Sequence[int]) -> Prompt | None:
-        """Return the next turn, asked after `answer` (in a run the baseline's); None if there is none or it is too
-        long.
-        """
+        """Return the turn after `answer` (in a run the baseline's); None if there is none or it is too long."""
         if not prompt.follow_ups or not prompt.follow_ups[0].strip():
             return None
         renderer, turn = self.renderer, prompt.follow_ups[0]
@@ -101,9 +97,7 @@ class PromptSet:
         return Prompt(name, prompt.category, text, tokens, prompt.follow_ups[1:], turns)
 
     def turns(self, first: Prompt, answers: Mapping[str, Sequence[int]]) -> Iterator[Prompt]:
-        """Yield the turns of a conversation. Before the next one is asked for, the caller puts the answer to each into
-        `answers`, by the id of the turn.
-        """
+        """Yield a conversation's turns; in between, the caller puts the answer to each into `answers`, by its id."""
         turn: Prompt | None = first
         while turn is not None:
             yield turn
@@ -123,9 +117,7 @@ class PromptEntries:
 
 
 def read_prompts(values: Mapping[str, Any]) -> PromptEntries:
-    """Read the prompt set that `values` (the config group `prompts`) describes. Raises UsageError: an unknown set or
-    key, a bad value, an unusable file.
-    """
+    """Read the prompt set of the config group `prompts`. UsageError: an unknown set or key, a bad value or file."""
     source = prompts.build(values)
     return PromptEntries(source.config, source.read())
 
@@ -133,17 +125,12 @@ def read_prompts(values: Mapping[str, Any]) -> PromptEntries:
 def load_prompts(
     entries: PromptEntries, *, tokenizer: Any, context_length: int, max_new_tokens: int, vocab_size: int | None = None
 ) -> PromptSet:
-    """Make prompts in tokens of the entries of a set.
+    """Make prompts in tokens of the entries of a set, by the target's tokenizer; without one, it takes literal tokens
+    only, which are checked by `vocab_size`. The target's context holds a prompt and `max_new_tokens`.
 
     A limit counts usable prompts: where a prompt is too long or empty, the next of its category takes its place.
-    Skipped prompts are counted up to the limit; without a limit, among all.
-
-    Args:
-        tokenizer: the target's; None for targets without one, which take literal tokens only.
-        context_length: tokens that the target can hold: those of a prompt and `max_new_tokens`.
-        vocab_size: the target's, to check literal tokens; None checks nothing.
-    Raises:
-        UsageError: no usable prompt, or one that the target cannot read.
+    Skipped prompts are counted up to the limit; without a limit, among all. Raises UsageError: none is usable, or one
+    that the target cannot read.
     """
     config, content = entries.config, entries.content
     room = context_length - max_new_tokens

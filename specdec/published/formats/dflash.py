@@ -6,24 +6,18 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from specdec.eagle.feature_network import FeatureNetwork
+from specdec.eagle.eagle_network import FeatureNetwork
 from specdec.errors import ModelLoadError
 from specdec.published.checkpoint_files import SPECULATORS, CheckpointFiles
-from specdec.published.eagle_format import EagleFormat, Reading
+from specdec.published.formats.eagle_published import EagleFormat, Reading
 from specdec.published.recognise import check_target, formats
 from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
 
 # Options of other readers that change the attention or the embeddings, and the values that leave them as they are.
-_PLAIN = {
-    "causal": (None, False),
-    "is_causal": (None, False),
-    "use_swa": (None, False),
-    "use_sliding_window": (None, False),
-    "projector_type": (None, "dflash", "dspark"),
-    "shift_label": (None, False),
-}
+_PLAIN: dict[str, tuple[Any, ...]] = {"projector_type": (None, "dflash", "dspark")}
+_PLAIN |= dict.fromkeys(("causal", "is_causal", "use_swa", "use_sliding_window", "shift_label"), (None, False))
 
 
 class BlockFormat(EagleFormat):

@@ -1,54 +1,144 @@
-"""Hydra and Hydra++ heads (2402.05109) as their authors published them, with the layout told from the tensors.
+"""Hydra and Hydra++ heads (2402.05109) as their authors published them, with the layout told from the tensors; and the
+network that they share with Medusa heads over a reduced vocabulary.
 
-Hydra++ puts a one-layer Llama before the heads (`prefix_embeding_layer`, so spelled) and a dropout before each layer,
-so that its layers have odd numbers.
+A block is R x + SiLU(W x + b); R is a layer of its own where the block makes its input narrower, else the identity. A
+grounded head i begins with [h_t; e(x_{t+1}); ...; e(x_{t+i})], oldest token first. Hydra++ puts a one-layer Llama
+before the heads (`prefix_embeding_layer`, so spelled) and a dropout before each layer, so that its layers have odd
+numbers.
 """
 
 import logging
 import re
-from typing import ClassVar
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from specdec.errors import ModelLoadError
+from specdec.heads.network import DraftHeads
+from specdec.models.cache import CACHE
 from specdec.published.checkpoint_files import CheckpointFiles
 from specdec.published.recognise import CheckpointFormat, NetworkFormat, check_target, fill, formats, weights_of
-from specdec.published.residual_heads import LlamaPrefix, ResidualBlock, ResidualHeads
 from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
 
 _BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.linear\.weight")
+_GROUNDED = re.compile(r"hydra_mlp\.(0)\.\d+\.res_connection\.weight")
 _PREFIX = "prefix_embeding_layer."
 _EMBEDDING = "input_embed_fn.weight"
 _UNREAD = ("cross-attn", "eagle-attn")
 
 
-class _Layout:
-    """The make of a file's heads, and its names of their tensors."""
+class ResidualBlock(nn.Module):
+    """R x + SiLU(W x + b); R is the identity if x is as wide as the result."""
 
-    def __init__(self, files: CheckpointFiles) -> None:
-        self.prefix = any(name.startswith(_PREFIX) for name in files.tensors)
-        count, last = (max(numbers) for numbers in zip(*files.numbered(_BLOCK), strict=True))
-        self.heads, self.layers = 1 + count, (last + 1) // 2 if self.prefix else last + 1
-        self.grounded = f"{self.block(0, 0)}.res_connection.weight" in files.tensors
+    def __init__(self, read: int, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(read, size)
+        self.res_connection = None if read == size else nn.Linear(read, size)
 
-    def block(self, head: int, layer: int) -> str:
-        return f"hydra_mlp.{head}.{2 * layer + 1 if self.prefix else layer}"
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x if self.res_connection is None else self.res_connection(x)
+        return kept + F.silu(self.linear(x))
 
-    def output(self, head: int) -> str:
-        return f"hydra_lm_head.{head}{'.1' if self.prefix else ''}"
 
-    def published(self, name: str) -> str:
-        """Return the file's name of a tensor of the network."""
-        kind, head, rest = name.split(".", 2)
-        if kind == "prefix":  # of which all is below `model`
-            return _PREFIX + rest
-        if kind == "outputs":
-            return f"{self.output(int(head))}.{rest}"
-        layer, part = rest.split(".", 1)
-        return f"{self.block(int(head), int(layer))}.{part}"
+class LlamaPrefix(nn.Module):
+    """A Llama of one layer that reads states, with natural positions and a final norm (2402.05109, section 4)."""
+
+    def __init__(self, config: Any) -> None:
+        """Make one of the sizes and rotary positions of the target's transformers config."""
+        from transformers import LlamaModel
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        super().__init__()
+        config = deepcopy(config)
+        config.num_hidden_layers = 1
+        config._attn_implementation = "sdpa"
+        self.model = LlamaModel(config)
+        self.model.embed_tokens = nn.Identity()  # states come in place of embeddings
+        with torch.device("cpu"):  # its table is no weight, so that no file fills it
+            self.model.rotary_emb = LlamaRotaryEmbedding(config)
+        self.frequencies: tuple[int, ...] = tuple(self.model.rotary_emb.inv_freq.shape)
+
+    def forward(self, states: Tensor, past: Any) -> tuple[Tensor, Any]:
+        """Return states [B, S, D] for those [B, S, D] behind `past`, and the cache of all: `past` made longer."""
+        output = self.model(inputs_embeds=states, use_cache=True, **{CACHE: past})
+        return output.last_hidden_state, output[CACHE]
+
+
+class ResidualHeads(DraftHeads):
+    """Heads of residual blocks, each with an output layer, after a prefix layer or none."""
+
+    def __init__(
+        self,
+        blocks: Sequence[Sequence[ResidualBlock]],
+        outputs: Sequence[nn.Linear],
+        *,
+        vocab_size: int,
+        embedding: Tensor | None = None,
+        prefix: LlamaPrefix | None = None,
+        token_map: Tensor | None = None,
+        offset: int = 0,
+    ) -> None:
+        """Make heads; grounded ones read embeddings [V, D]. `token_map` has the token of each row of output layers."""
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(*each) for each in blocks)
+        self.outputs = nn.ModuleList(outputs)
+        self._layers, self._drafted = len(blocks[0]), outputs[0].out_features
+        self.prefix, self._embedding, self._offset = prefix, (embedding,), offset
+        self.token_map: Tensor | None
+        self.register_buffer("token_map", token_map, persistent=False)
+        self.hidden_size, self.vocab_size, self.grounded = outputs[0].in_features, vocab_size, embedding is not None
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def offset(self, layers: int) -> int:
+        return self._offset
+
+    def contextual(self, states: Tensor, past: Any = None) -> tuple[Tensor, Any]:
+        return (states, None) if self.prefix is None else self.prefix(states, past)
+
+    def draft_features(self, k: int, state: Tensor, drafted: Tensor) -> Tensor:
+        x = state.expand(len(drafted), -1)
+        embedding = self._embedding[0]
+        if embedding is not None:
+            x = torch.cat([x, F.embedding(drafted, embedding).to(x.dtype).flatten(1)], -1)
+        return self.blocks[k - 1](x)
+
+    def output_layer(self, k: int) -> Tensor:
+        return self._output(k).weight
+
+    def logits(self, k: int, features: Tensor) -> Tensor:
+        found, bias = super().logits(k, features), self._output(k).bias
+        if bias is not None:
+            found = found + bias
+        if self.token_map is None:
+            return found
+        left_out = found.new_full((*found.shape[:-1], self.vocab_size), -torch.inf)
+        return left_out.index_copy(-1, self.token_map, found)
+
+    def _output(self, k: int) -> Any:
+        return self.outputs[min(k, len(self.outputs)) - 1]
+
+    @property
+    def flops_per_token(self) -> float:
+        mixed = sum(weight.numel() for weight in self.blocks.parameters()) / len(self)
+        return 2.0 * (mixed + self.hidden_size * self._drafted)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "count": len(self),
+            "grounded": self.grounded,
+            "layers": self._layers,
+            "prefix": self.prefix is not None,
+            "offset": self._offset,
+            "drafted_vocabulary": self._drafted,
+        }
 
 
 class _MlpHeads(NetworkFormat):
@@ -56,13 +146,25 @@ class _MlpHeads(NetworkFormat):
 
     def matches(self, files: CheckpointFiles) -> bool:
         read = files.numbered(_BLOCK) and files.config.get("hydra_head_arch") not in _UNREAD
-        return bool(read) and _Layout(files).grounded == self.grounded
+        return bool(read) and bool(files.numbered(_GROUNDED)) == self.grounded
 
     def load(self, files: CheckpointFiles, target: Target) -> ResidualHeads:
-        layout = _Layout(files)
-        width, vocabulary = files.rows(f"{layout.block(0, 0)}.linear.bias"), files.rows(f"{layout.output(0)}.bias")
+        prefix = any(name.startswith(_PREFIX) for name in files.tensors)
+        count, places = (1 + max(numbers) for numbers in zip(*files.numbered(_BLOCK), strict=True))
+        layers, output = (places // 2, "hydra_lm_head.{}.1") if prefix else (places, "hydra_lm_head.{}")
+
+        def published(name: str) -> str:
+            kind, head, rest = name.split(".", 2)
+            if kind == "prefix":  # of which all is below `model`
+                return _PREFIX + rest
+            if kind == "outputs":
+                return f"{output.format(head)}.{rest}"
+            layer, part = rest.split(".", 1)
+            return f"hydra_mlp.{head}.{2 * int(layer) + 1 if prefix else layer}.{part}"
+
+        width, vocabulary = files.rows(published("blocks.0.0.linear.bias")), files.rows(published("outputs.0.bias"))
         check_target(files, target, width=width, vocabulary=vocabulary)
-        if layout.prefix:
+        if prefix:
             kind = "" if target.model is None else str(target.model.config.model_type)
             if kind != "llama":
                 raise ModelLoadError(
@@ -72,13 +174,13 @@ class _MlpHeads(NetworkFormat):
         tokens, width = target.hidden.output_layer.shape
         with torch.device("meta"):
             # The first block of a grounded head reads tokens too.
-            read = [width * (head + 2) if layout.grounded else width for head in range(layout.heads)]
+            read = [width * (head + 2) if self.grounded else width for head in range(count)]
             heads = ResidualHeads(
-                [[ResidualBlock(width if layer else own, width) for layer in range(layout.layers)] for own in read],
-                [nn.Linear(width, tokens) for _ in range(layout.heads)],
+                [[ResidualBlock(width if layer else own, width) for layer in range(layers)] for own in read],
+                [nn.Linear(width, tokens) for _ in range(count)],
                 vocab_size=tokens,
-                embedding=target.hidden.embedding if layout.grounded else None,
-                prefix=LlamaPrefix(target.model.config) if layout.prefix else None,
+                embedding=target.hidden.embedding if self.grounded else None,
+                prefix=LlamaPrefix(target.model.config) if prefix else None,
                 offset=files.setting("hidden_state_offset", int, 0),
             )
         # Copies of the target's embeddings, which modules of the reference hold; and a table of positions.
@@ -86,11 +188,11 @@ class _MlpHeads(NetworkFormat):
         if heads.prefix is not None:
             optional[f"{_PREFIX}embed_tokens.weight"] = (tokens, width)
             optional[f"{_PREFIX}layers.0.self_attn.rotary_emb.inv_freq"] = heads.prefix.frequencies
-        fill(heads, weights_of(files, heads, layout.published, optional=optional), target)
+        fill(heads, weights_of(files, heads, published, optional=optional), target)
         if _EMBEDDING in files.tensors:
-            published, embedding = files.tensor(_EMBEDDING).float(), target.hidden.embedding.detach().cpu().float()
+            theirs, embedding = files.tensor(_EMBEDDING).float(), target.hidden.embedding.detach().cpu().float()
             # The rounding of 16-bit numbers is left out.
-            if not torch.allclose(published, embedding, rtol=0.02, atol=1e-3):
+            if not torch.allclose(theirs, embedding, rtol=0.02, atol=1e-3):
                 logger.warning("%s was trained on a target with other embeddings.", files)
         return heads
 

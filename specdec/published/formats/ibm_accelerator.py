@@ -96,10 +96,8 @@ def _of_stage(modules: nn.ModuleList, stage: int) -> Any:
 
 @formats.register("MLP speculator")
 class MlpSpeculatorFormat(NetworkFormat):
-    """Tensors `emb.{i}`, `proj.{i}`, `ln.{i}` and `head.{i}`, with or without `speculator.` before them.
-
-    Stages that are tied have one embedding, norm and output layer and one projection from stage 1 on; a file holds each
-    once, or again for every stage.
+    """Tensors `emb.{i}`, `proj.{i}`, `ln.{i}` and `head.{i}`, with or without `speculator.` before them. A file holds
+    what tied stages share (see `StagedSizes`) once, or again for every stage.
     """
 
     drafters = ("mlp_speculator",)

@@ -17,8 +17,8 @@ from specdec.errors import ModelLoadError
 from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.network import DraftHeads, Heads
 from specdec.published.checkpoint_files import CheckpointFiles
+from specdec.published.formats.hydra import ResidualBlock, ResidualHeads
 from specdec.published.recognise import NetworkFormat, check_target, fill, formats, target_name, weights_of
-from specdec.published.residual_heads import ResidualBlock, ResidualHeads
 from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)

@@ -123,9 +123,7 @@ def layout_of(files: CheckpointFiles) -> Layout | None:
 
 
 def _expert_names(name: str, weight: Tensor) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Return the names of the matrices of each expert that transformers joins into one tensor, with their shape; empty
-    for any other tensor.
-    """
+    """Return the names of each expert's matrices that transformers joins into one tensor, with their shape; or none."""
     begin, found, kind = name.partition(".experts.")
     kinds = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind)
     if not found or kinds is None:

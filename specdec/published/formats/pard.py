@@ -11,9 +11,7 @@ _FEATURES = "warp_model.bin"
 
 @formats.register("PARD")
 class Pard(CheckpointFormat):
-    """PARD (2504.18583): a language model with embeddings, output layer and tokenizer of its own. All masks are one
-    token, a reserved one.
-    """
+    """PARD (2504.18583): a language model with a tokenizer of its own. All masks are one token, a reserved one."""
 
     drafters = ("parallel",)
 
