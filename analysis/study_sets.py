@@ -17,7 +17,7 @@ from .intervals import Interval
 from .pages.html import Chapter
 from .sections import FinishedStudy, Section, counted
 from .studies.ablation import contributions, distribution, share_groups, strategies
-from .studies.grid import USUAL, Shape, WholeRuns, best, grid, plus_minus, whole_runs
+from .studies.grid import USUAL, Shape, WholeRuns, best, grid, plus_minus
 from .studies.topk import ENOUGH, best_of, draw, strategy_names
 
 Labelled = Mapping[str, FinishedStudy]
@@ -218,7 +218,7 @@ class Judged:
     @cached_property
     def whole(self) -> WholeRuns | None:
         about, table = self.study.about, self.study.tables["whole"]
-        return whole_runs(table, about.replicates, about.seed) if len(table) else None
+        return WholeRuns(table, about.replicates, about.seed) if len(table) else None
 
     @cached_property
     def fastest(self) -> Shape:

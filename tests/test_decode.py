@@ -8,8 +8,7 @@ from fixtures.decoding import decode, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.batching.batch_drafter import batch_drafter
-from specdec.batching.batch_target import batch_target
+from specdec.batching.batch_parts import batch_drafter, batch_target
 from specdec.batching.decode_batch import decode_batch
 from specdec.clock import SimulatedClock
 from specdec.decode import cut, generate

@@ -132,6 +132,26 @@ def relative_fit(seconds: np.ndarray, columns: ArrayLike, rest: np.ndarray | flo
     return float(misfit), (values / scales).tolist()
 
 
+def predicted_calls(rows: ArrayLike, reads: ArrayLike, seconds: ArrayLike, known: Sequence[int]) -> np.ndarray:
+    """Return the seconds [N] of calls on several tokens of a mixture, by the cost model fitted on a few of them:
+    t(n) = a r(n) + b n, of reading and computing one after the other, as on a CPU (theory.md 7.2 and 7.6), with a and b
+    of at least 0 by least squares of relative residuals. Its fixed seconds are left out: two calls tell two numbers.
+    ValueError if fewer than two of the calls are on a `known` number of tokens.
+
+    Args:
+        rows: [N] tokens n of each call.
+        reads: [N] bytes of weights r(n) that it reads, in any unit: those of the distinct experts that its tokens chose
+            or are expected to choose, and the rest.
+        seconds: [N] timed, of which only those at `known` are looked at.
+        known: the n of two or more calls that the coefficients are fitted on.
+    """
+    seen = np.isin(rows, known)
+    if seen.sum() < 2:
+        raise ValueError(f"calls on {list(known)} tokens tell no two coefficients: give the n of two calls")
+    columns = np.stack([reads, rows]).astype(float)
+    return relative_fit(np.asarray(seconds, dtype=float)[seen], columns[:, seen])[1] @ columns
+
+
 @dataclass(frozen=True)
 class PredictionError:
     """Relative errors |predicted / measured - 1| on calls that the fit did not see."""

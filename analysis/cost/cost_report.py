@@ -1,14 +1,17 @@
-"""Reports the cost of a target call: the fit, its error, the ridge, the share of the bandwidth, operations per byte."""
+"""Reports the cost of a target call: the fit, its error, the ridge, the share of the bandwidth, operations per byte;
+and the experts that calls of a mixture chose.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from math import nan
 from typing import Any
 
 import pandas as pd
 
 from specdec.theory.roofline import Product, call_bytes, call_flops, ridge_rows
 
-from .call_cost import ALL, TILES, CallCost, PredictionError, call_table, fit_cost, held_out
+from .call_cost import ALL, TILES, CallCost, call_table, fit_cost, held_out
 
 HOLDS = 0.1  # relative error of the fit up to which it describes a call
 
@@ -28,19 +31,28 @@ def _scaled(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}"
 
 
-@dataclass(frozen=True)
 class CostReport:
-    """The fitted cost of a call and its errors, as `cost.json` holds them."""
+    """The fitted cost of a call and its errors, as `cost.json` holds them.
 
-    model: CallCost
-    table: pd.DataFrame  # as from `call_table`
-    context: int  # the middle one of the measured contexts, at which single figures are given
-    # by_rows, by_context: prediction errors on held-out rows and contexts, where there are enough
-    by_rows: PredictionError | None
-    by_context: PredictionError | None
-    # best rates of the machine, dtype, and operations per byte where arithmetic binds (`threshold`)
-    machine: Mapping[str, Any]
-    complete: bool  # False if time ran out before all calls asked for were timed
+    Attributes:
+        model: the fit.
+        table: as from `call_table`.
+        context: the middle one of the measured contexts, at which single figures are given.
+        by_rows, by_context: prediction errors on held-out rows and contexts, where there are enough.
+        machine: best rates of the machine, dtype, and operations per byte where arithmetic binds (`threshold`).
+        complete: False if time ran out before all calls asked for were timed.
+    """
+
+    def __init__(self, calls: Mapping[str, Any], products: Sequence[Product], machine: Mapping[str, Any]) -> None:
+        """Fit the cost to `calls` (`grid` of calibration.json), given the target's products and the machine's rates."""
+
+        def fit(part: pd.DataFrame) -> CallCost:
+            return fit_cost(part, products, machine["bytes_per_second"])
+
+        self.table, self.machine, self.complete = call_table(calls["cells"]), machine, bool(calls["complete"])
+        contexts = sorted(int(context) for context in self.table["context"].unique())
+        self.model, self.context = fit(self.table), contexts[len(contexts) // 2]
+        self.by_rows, self.by_context = (held_out(self.table, fit, column) for column in ("rows", "context"))
 
     @property
     def t1(self) -> float:
@@ -141,20 +153,33 @@ class CostReport:
         )
 
 
-def cost_report(calls: Mapping[str, Any], products: Sequence[Product], machine: Mapping[str, Any]) -> CostReport:
-    """Fit the cost to `calls` (`grid` of calibration.json), given the target's products and the machine's rates."""
-    table = call_table(calls["cells"])
+def experts_table(experts: pd.DataFrame, timed: Mapping[int, float]) -> pd.DataFrame:
+    """Return the experts that the verifications of a mixture chose, beside those of independent tokens (theory.md 7.6):
+    a line for each number of tokens n of a call, means over its calls.
 
-    def fit(part: pd.DataFrame) -> CallCost:
-        return fit_cost(part, products, machine["bytes_per_second"])
+    Args:
+        experts: as `Run.experts` reads it.
+        timed: n -> calibrated t(n) / t(1), for the n that were timed.
+    """
+    headings = {"experts": "experts a layer", "independent": "if tokens were independent",
+                "uniform": "and experts equally likely", "reads": "weights read, over n = 1"}  # fmt: skip
+    sums = experts.groupby("tokens")[["calls", *headings]].sum()
+    table = sums[["calls"]].join(sums[[*headings]].div(sums["calls"], axis=0).rename(columns=headings))
+    table["t(n) / t(1)"] = [timed.get(int(n), nan) for n in sums.index]
+    return table.rename_axis("tokens n").reset_index()
 
-    contexts = sorted(int(context) for context in table["context"].unique())
-    return CostReport(
-        model=fit(table),
-        table=table,
-        context=contexts[len(contexts) // 2],
-        by_rows=held_out(table, fit, "rows"),
-        by_context=held_out(table, fit, "context"),
-        machine=machine,
-        complete=bool(calls["complete"]),
+
+def experts_in_words(experts: pd.DataFrame) -> str:
+    """Say how many experts a verification of several tokens chose, and what that is of the weights."""
+    several = experts[experts["tokens"] > 1]
+    if several.empty:
+        return "The target is a mixture of experts, and no draft token was ever verified."
+    sums = several[["calls", "experts", "independent", "uniform", "reads"]].sum()
+    chosen, independent, uniform, reads = sums.iloc[1:] / sums["calls"]
+    tokens = (several["tokens"] * several["calls"]).sum() / sums["calls"]
+    return (
+        f"The target is a mixture of experts: a verification of several tokens, {tokens:.2f} in the mean, chose "
+        f"{chosen:.2f} distinct experts in a layer, where as many independent tokens would choose {independent:.2f} by "
+        f"the texts' own chances and {uniform:.2f} by equal ones. It read {reads:.2f} times the weights of a call on "
+        "one token, which is the account's factor `experts`."
     )

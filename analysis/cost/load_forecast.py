@@ -157,7 +157,7 @@ class PlainCurve:
             return np.interp(running, self.loads, self.steps)
         return self.step_ms(running, 1 + self.prefill, unknowns)
 
-    def first_token_ms(self, running: np.ndarray, step_ms: np.ndarray, unknowns: Unknowns | None = None) -> np.ndarray:
+    def first_token_ms(self, running: np.ndarray, step_ms: np.ndarray, unknowns: Unknowns = Unknowns()) -> np.ndarray:
         """Return the time to the first token without waiting for memory: that of plain decoding, what a slower step
         adds by the line that the plain runs say, because a request waits for steps under way, and what further prompt
         tokens take.
@@ -166,7 +166,6 @@ class PlainCurve:
         plain_first, plain_step = (np.interp(running, here.loads, each) for each in (here.first_ms, here.steps))
         first = plain_first + here.first_per_step * (step_ms - plain_step)
         if self is not here:
-            unknowns = unknowns or Unknowns()
             alone, beyond = here.first_ms[0] / max(here.prompt, 1.0), here.token_ms(unknowns)[1]
             low, high = (here.wide, max(here.wide, beyond)) if here.wide else (min(beyond, alone), alone)
             each = low + unknowns.prefill * (high - low)  # ms of a prompt token

@@ -3,7 +3,6 @@
 A round is the target's call, the draft, and the rest.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,30 +93,36 @@ def stream_seconds(replay: pd.DataFrame, repeats: list[BlockSeconds]) -> tuple[n
     return np.stack(blocks), np.stack(plain)
 
 
-@dataclass(frozen=True)
 class RoundSeconds:
-    """Seconds of a round with n nodes in D levels: t(1 + n) + draft + rest (theory.md 7.2)."""
+    """Seconds of a round with n nodes in D levels: t(1 + n) + draft + rest (theory.md 7.2).
 
-    calls: BlockSeconds  # t, and as its `rest` the time of accepting, committing and everything else
-    context: float  # cached tokens
-    draft: tuple[float, float, float]  # seconds of the draft of a tree: a constant, for each level, for each node
-    chains: Mapping[int, float]  # by gamma, seconds of the draft of a chain, which a model makes in a cheaper way
+    Attributes:
+        fixed, level, node: seconds of the draft of a tree: a constant, for each level, for each node; by least squares
+            of relative errors, no term negative.
+        chains: by gamma, seconds of the draft of a chain, which a model makes in a cheaper way.
+    """
+
+    def __init__(
+        self, block_times: pd.DataFrame, draft_times: pd.DataFrame, host_times: pd.DataFrame, context: float
+    ) -> None:
+        """Fit the study's tables. context: cached tokens."""
+        medians = draft_times.groupby(["shape", "nodes", "depth"])["seconds"].median()
+        trees = medians.loc["tree"].reset_index()
+        columns = [np.ones(len(trees)), trees["depth"], trees["nodes"]]
+        _, (self.fixed, self.level, self.node) = relative_fit(trees["seconds"].to_numpy(), columns)
+        self.chains: dict[int, float] = medians.loc["chain"].groupby("depth").first().to_dict()
+        # Drafts are accounted for above; what is left is accepting, committing and everything else.
+        self._calls, self._context = repeats_of(block_times, host_times.assign(draft_s=0.0))[0], context
 
     def target(self, nodes: int) -> float:
         """Return all but the draft."""
         n, none = np.array([float(nodes)]), np.zeros(1)
-        call = self.calls.call(none, n, none, np.array([self.context]))
-        return float(call[0] + self.calls.rest(n)[0])
+        call = self._calls.call(none, n, none, np.array([self._context]))
+        return float(call[0] + self._calls.rest(n)[0])
 
     def outside(self, nodes: int) -> float:
         """Return all but what the levels of a tree's draft take; with 0 nodes, the round of plain decoding."""
-        fixed, _, per_node = self.draft
-        return self.target(nodes) + (fixed + per_node * nodes if nodes else 0.0)
-
-    @property
-    def level(self) -> float:
-        """Seconds for each level of a tree's draft."""
-        return self.draft[1]
+        return self.target(nodes) + (self.fixed + self.node * nodes if nodes else 0.0)
 
     def tree(self, nodes: int, depth: int) -> float:
         """Return the seconds of a round with a tree."""
@@ -126,17 +131,3 @@ class RoundSeconds:
     def chain(self, gamma: int) -> float:
         """Return the seconds of a round with a chain."""
         return self.target(gamma) + self.chains[gamma]
-
-
-def round_seconds(
-    block_times: pd.DataFrame, draft_times: pd.DataFrame, host_times: pd.DataFrame, context: float
-) -> RoundSeconds:
-    """Fit the study's tables; drafts of trees by least squares of relative errors, no term negative."""
-    medians = draft_times.groupby(["shape", "nodes", "depth"])["seconds"].median()
-    trees = medians.loc["tree"].reset_index()
-    columns = [np.ones(len(trees)), trees["depth"], trees["nodes"]]
-    _, (fixed, level, node) = relative_fit(trees["seconds"].to_numpy(), columns)
-    chains = medians.loc["chain"].groupby("depth").first().to_dict()
-    # Drafts are accounted for above.
-    calls = repeats_of(block_times, host_times.assign(draft_s=0.0))[0]
-    return RoundSeconds(calls, context, (fixed, level, node), chains)

@@ -18,8 +18,7 @@ from specdec.theory.roofline import Product
 from ..account.verdicts import CAPPED_GEOMETRIC, curve_verdict
 from ..comparisons import best_in_words
 from ..cost.cost_figure import cost_figure
-from ..cost.cost_report import CostReport, cost_report, intensity_table
-from ..cost.experts_section import experts_in_words, experts_table
+from ..cost.cost_report import CostReport, experts_in_words, experts_table, intensity_table
 from ..figures import run_figures, theory_figures
 from ..figures.run_figures import stretch, timeline
 from ..figures.theory_figures import Standing, standing_in_words
@@ -318,7 +317,7 @@ def fitted_cost(run: Run, calibration: Mapping[str, Any]) -> CostReport | None:
         if standing is not None and standing.partial:
             return None
         raise
-    return cost_report(calibration["grid"], [Product(**item) for item in cost["products"]], cost["machine"])
+    return CostReport(calibration["grid"], [Product(**item) for item in cost["products"]], cost["machine"])
 
 
 def environment_section(run: Run) -> Section:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cost.experts_section import predicted_calls
+from ..cost.call_cost import predicted_calls
 from ..intervals import Interval
 from ..research.claims import claims_section, evidence
 from ..research.committed import load_results
@@ -21,7 +21,7 @@ from ..research.heads_accuracy import accuracy_section
 from ..research.heads_tree import tree_sections
 from ..research.prediction_results import prediction_families, prediction_results
 from ..research.real_model import ALONG, MODEL, SETS, load_real, real_sections
-from ..studies.batching import batch_numbers, best_table, committed_study
+from ..studies.batching import BatchNumbers, best_table, committed_study
 from .html import cell
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -295,7 +295,7 @@ def _coverage(path: Path) -> tuple[str, Table]:
 
 def _batching(path: Path) -> tuple[str, Table]:
     study = committed_study(path)
-    return "", best_table(batch_numbers(study.tables, study.about.replicates, study.about.seed)).to_dict("records")
+    return "", best_table(BatchNumbers(study.tables, study.about.replicates, study.about.seed)).to_dict("records")
 
 
 def _beside_other_work(path: Path) -> tuple[str, Table]:

@@ -4,7 +4,6 @@ single calls could have said so (theory.md 7.3).
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ from specdec.theory.speedup import batch_speedup, longest_of_batch
 
 from ..comparisons import StrategyComparison, compare, curves_of, interval, intervals, metrics_of, printed
 from ..cost.break_even import batch_in_words, few_units_interval, interval_in_words, stops_paying
-from ..engines.vllm_flags import DRAFTS, batch_schedule
-from ..engines.vllm_flags import ENGINE as VLLM
+from ..engines.vllm_flags import DRAFTS, ENGINE, batch_schedule
 from ..figures import pictures, style
-from ..intervals import FEWEST, Interval
+from ..intervals import FEWEST
 from ..sections import About, Findings, FinishedStudy, Section, Tables, counted, register
 
 RESULT = Path(__file__).parents[1] / "results" / "batching.json"
@@ -29,7 +27,7 @@ BEST = 0  # in place of a gamma: the best at each batch
 _DIGITS = 5  # of committed numbers
 KEYS = ["drafter", "gamma", "batch"]
 PREDICTIONS = {"formula": "timed calls on batches", "model": "cost model of single calls"}
-_SUMS = ["tokens", "steps", "seconds", "draft_s", "verify_s", "places", "baseline_tokens", "baseline_steps",
+_SUMS = ["tokens", "steps", "rounds", "seconds", "draft_s", "verify_s", "places", "baseline_tokens", "baseline_steps",
          "baseline_seconds"]  # fmt: skip
 _COSTS = {"draft": "draft", "verify": "verify", "rest": "accept, commit, rest"}
 _HATCHES = {"draft": (style.YELLOW, "//"), "verify": (style.SKY, ""), "rest": (style.LIGHT, "--")}
@@ -40,7 +38,7 @@ def findings(tables: Tables, about: About) -> Findings:
     """Read all tables of the study. Metrics `batching/<drafter>.break_even` are 0 where no batch pays, and absent where
     all that were tried do.
     """
-    found = batch_numbers(tables, about.replicates, about.seed)
+    found = BatchNumbers(tables, about.replicates, about.seed)
     sections = (
         _answer(found, tables, about),
         _costs(found, about),
@@ -68,31 +66,64 @@ def findings(tables: Tables, about: About) -> Findings:
     return Findings(sections, metrics, curves, refuted)
 
 
-@dataclass(frozen=True)
 class BatchNumbers:
-    """The study in numbers. Intervals draw whole repeats."""
+    """The study in numbers. Intervals draw whole repeats: sequences of one batch share the time of every step, so that
+    texts of one repeat are not independent; repeats have prompts of their own and are.
 
-    drafters: tuple[str, ...]  # their names, in the order of the study
-    # a line for each drafter, gamma and batch, with _low and _high: speedup (plain seconds per token over speculative
-    # ones at the same batch), rate and plain_rate (tokens per second over all sequences), tokens (per round and
-    # sequence). And without: draft, verify and rest of a round in plain steps of the same batch (tokens over their sum
-    # is the speedup), width (tokens per sequence of a call), and the speedup that the formula gives by each of
-    # `PREDICTIONS`. Lines of gamma BEST are those of the best gamma, chosen for every repeat on the other repeats, with
-    # the chosen ones in `gammas`, such as "4" or "2, 4"; their predictions are the largest of all gammas.
-    cells: pd.DataFrame
-    # a line for each drafter and gamma with the batch behind which it does not pay (`stops_paying`): measured
-    # (break_even, with its interval) and by each of `PREDICTIONS`
-    ends: pd.DataFrame
-    repeats: int  # what intervals rest on
-    gain: Interval  # plain tokens per second at the largest batch over those at the smallest
+    Attributes:
+        drafters, batches, largest: names, in the order of the study; sizes, ascending; the largest of them.
+        cells: a line for each drafter, gamma and batch, with _low and _high: speedup (plain seconds per token over
+            speculative ones at the same batch), rate and plain_rate (tokens per second over all sequences), tokens (per
+            round and sequence). And without: draft, verify and rest of a round in plain steps of the same batch (tokens
+            over their sum is the speedup), width (tokens per sequence of a call), and the speedup that the formula
+            gives by each of `PREDICTIONS`. Lines of gamma BEST are those of the best gamma, chosen for every repeat on
+            the other repeats, with the chosen ones in `gammas`, such as "4" or "2, 4"; their predictions are the
+            largest of all gammas.
+        ends: a line for each drafter and gamma with the batch behind which it does not pay (`stops_paying`): measured
+            (break_even, with its interval) and by each of `PREDICTIONS`.
+        repeats: what intervals rest on.
+        gain: plain tokens per second at the largest batch over those at the smallest.
+    """
 
-    @property
-    def batches(self) -> list[int]:
-        return sorted(int(batch) for batch in self.cells["batch"].unique())
-
-    @property
-    def largest(self) -> int:
-        return self.batches[-1]
+    def __init__(self, tables: Tables, replicates: int, seed: int) -> None:
+        lines = tables["batching"].rename(columns={"repeat": "prompt"})
+        lines = lines.sort_values(["prompt", *KEYS], ignore_index=True)
+        # The best gamma is chosen for every repeat by the speedup over all other repeats, so that the best of many is
+        # not flattered by its luck; a single repeat chooses for itself.
+        chosen_by = ["drafter", "batch", "prompt", "gamma"]
+        judged = own = lines.groupby(chosen_by)[["tokens", "seconds", "baseline_tokens", "baseline_seconds"]].sum()
+        if lines["prompt"].nunique() > 1:
+            judged = own.groupby(["drafter", "batch", "gamma"]).transform("sum") - own
+        by_others = judged["baseline_seconds"] / judged["baseline_tokens"] * judged["tokens"] / judged["seconds"]
+        chosen = by_others.groupby(["drafter", "batch", "prompt"]).idxmax()
+        best = lines[pd.MultiIndex.from_frame(lines[chosen_by]).isin(list(chosen))]
+        compared = compare(pd.concat([lines, best.assign(gamma=BEST)]), KEYS, _SUMS, replicates, seed)
+        keys, ratio = compared.cells, compared.ratio
+        spread = partial(few_units_interval, units=compared.prompts)
+        speedup = ratio("baseline_seconds", "baseline_tokens") / ratio("seconds", "tokens")
+        plain_rate = ratio("baseline_tokens", "baseline_seconds")
+        statistics = {"speedup": speedup, "rate": ratio("tokens", "seconds"), "plain_rate": plain_rate}
+        statistics |= {"tokens": ratio("tokens", "rounds")}
+        cells = compared.table(statistics, interval=lambda values, _: spread(values))
+        plain_step = ratio("baseline_seconds", "baseline_steps")[0]
+        for name in ("draft", "verify"):
+            cells[name] = ratio(f"{name}_s", "steps")[0] / plain_step
+        cells["rest"] = ratio("seconds", "steps")[0] / plain_step - cells["draft"] - cells["verify"]
+        cells["width"] = ratio("places", "rounds")[0]
+        gammas = best.groupby(["drafter", "batch"])["gamma"].agg(lambda found: ", ".join(map(str, sorted(set(found)))))
+        cells = cells.join(gammas.rename("gammas"), on=["drafter", "batch"])
+        sources = {"formula": "seconds", "model": "model_s"}  # prediction -> where it has the seconds of calls
+        predicted = {name: _predicted(compared, tables, column) for name, column in sources.items()}
+        self.cells = cells.assign(**{name: each[0] for name, each in predicted.items()})
+        self.batches, ends = sorted(int(batch) for batch in keys["batch"].unique()), []
+        for (drafter, gamma), at in keys.groupby(["drafter", "gamma"]).groups.items():
+            line = {"drafter": drafter, "gamma": gamma}
+            line |= spread(stops_paying(self.batches, speedup[:, at])).as_columns("break_even")
+            ends.append(line | {name: stops_paying(self.batches, each[:1, at])[0] for name, each in predicted.items()})
+        self.ends, self.repeats, self.largest = pd.DataFrame(ends), compared.prompts, self.batches[-1]
+        self.drafters = [str(name) for name in tables["batching"]["drafter"].unique()]
+        places = [compared.place(self.drafters[0], BEST, batch) for batch in (self.largest, self.batches[0])]
+        self.gain = spread(plain_rate[:, places[0]] / plain_rate[:, places[1]])
 
     def of(self, drafter: str, gamma: int = BEST) -> pd.DataFrame:
         """Return the lines of `cells` of a drafter and gamma by ascending batch."""
@@ -107,53 +138,6 @@ class BatchNumbers:
         return self.ends[(self.ends["drafter"] == drafter) & (self.ends["gamma"] == gamma)].iloc[0]
 
 
-def batch_numbers(tables: Tables, replicates: int, seed: int) -> BatchNumbers:
-    """Compute the numbers from the study's tables.
-
-    The unit that is drawn again is the repeat: sequences of one batch share the time of every step, so that texts of
-    one repeat are not independent; repeats have prompts of their own and are.
-    """
-    lines = tables["batching"].rename(columns={"repeat": "prompt"}).sort_values(["prompt", *KEYS], ignore_index=True)
-    # The best gamma is chosen for every repeat by the speedup over all other repeats, so that the best of many is not
-    # flattered by its luck; a single repeat chooses for itself.
-    chosen_by = ["drafter", "batch", "prompt", "gamma"]
-    judged = own = lines.groupby(chosen_by)[["tokens", "seconds", "baseline_tokens", "baseline_seconds"]].sum()
-    if lines["prompt"].nunique() > 1:
-        judged = own.groupby(["drafter", "batch", "gamma"]).transform("sum") - own
-    by_others = judged["baseline_seconds"] / judged["baseline_tokens"] * judged["tokens"] / judged["seconds"]
-    chosen = by_others.groupby(["drafter", "batch", "prompt"]).idxmax()
-    best = lines[pd.MultiIndex.from_frame(lines[chosen_by]).isin(list(chosen))]
-    compared = compare(pd.concat([lines, best.assign(gamma=BEST)]), KEYS, _SUMS, replicates, seed)
-    keys, values, ratio = compared.cells, compared.values, compared.ratio
-    spread = partial(few_units_interval, units=compared.prompts)
-    speedup = ratio("baseline_seconds", "baseline_tokens") / ratio("seconds", "tokens")
-    plain_rate = ratio("baseline_tokens", "baseline_seconds")
-    rounds = values["steps"] * keys["batch"].to_numpy(dtype=float)
-    statistics = {"speedup": speedup, "rate": ratio("tokens", "seconds"), "plain_rate": plain_rate}
-    statistics |= {"tokens": values["tokens"] / rounds}
-    cells = compared.table(statistics, interval=lambda values, _: spread(values))
-    plain_step = ratio("baseline_seconds", "baseline_steps")[0]
-    for name in ("draft", "verify"):
-        cells[name] = ratio(f"{name}_s", "steps")[0] / plain_step
-    cells["rest"] = ratio("seconds", "steps")[0] / plain_step - cells["draft"] - cells["verify"]
-    cells["width"] = (values["places"] / rounds)[0]
-    gammas = best.groupby(["drafter", "batch"])["gamma"].agg(lambda found: ", ".join(map(str, sorted(set(found)))))
-    cells = cells.join(gammas.rename("gammas"), on=["drafter", "batch"])
-    sources = {"formula": "seconds", "model": "model_s"}  # prediction -> where it has the seconds of calls
-    predicted = {name: _predicted(compared, tables, column) for name, column in sources.items()}
-    ends, batches = [], sorted(keys["batch"].unique())
-    for (drafter, gamma), at in keys.groupby(["drafter", "gamma"]).groups.items():
-        even = spread(stops_paying(batches, speedup[:, at]))
-        line = {"drafter": drafter, "gamma": gamma, "break_even": even.estimate}
-        line |= {"break_even_low": even.low, "break_even_high": even.high}
-        ends.append(line | {name: stops_paying(batches, each[:1, at])[0] for name, each in predicted.items()})
-    drafters = tuple(str(name) for name in tables["batching"]["drafter"].unique())
-    cells = cells.assign(**{name: each[0] for name, each in predicted.items()})
-    places = [compared.place(drafters[0], BEST, batch) for batch in (batches[-1], batches[0])]
-    gain = spread(plain_rate[:, places[0]] / plain_rate[:, places[1]])
-    return BatchNumbers(drafters, cells, pd.DataFrame(ends), compared.prompts, gain)
-
-
 def _predicted(compared: StrategyComparison, tables: Tables, column: str) -> np.ndarray:
     """Return E / (v + gamma c) of all cells, [1 + R, C].
 
@@ -163,12 +147,11 @@ def _predicted(compared: StrategyComparison, tables: Tables, column: str) -> np.
     column: of `calls`: where t comes from.
     """
     keys, values = compared.cells, compared.values
-    rounds = values["steps"] * keys["batch"].to_numpy(dtype=float)
-    found = np.full(rounds.shape, np.nan)
+    found = np.full(values["rounds"].shape, np.nan)
     timed = tables["calls"].groupby(["batch", "tokens"])[column].median()
     drafts = tables["drafts"].groupby(["drafter", "gamma", "batch"])["seconds"].median()
     for (drafter, gamma), alike in keys[keys["gamma"] != BEST].groupby(["drafter", "gamma"]).groups.items():
-        tokens = values["tokens"][:, alike].sum(axis=1) / rounds[:, alike].sum(axis=1)
+        tokens = values["tokens"][:, alike].sum(axis=1) / values["rounds"][:, alike].sum(axis=1)
         mine = tables["offers"].query("drafter == @drafter and gamma == @gamma")
         counts = np.bincount(mine["offered"], weights=mine["rounds"], minlength=gamma + 1)
         for place in alike:
@@ -290,7 +273,7 @@ def _schedules(found: BatchNumbers, about: About) -> list[str]:
         return []
     pocket = " and demonstrates the tool, as all figures of pocket models do" * ("pocket" in about.title)
     return [
-        f"To serve it by load, a key of `--speculative-config` in the format of {VLLM}: [first batch, last batch, "
+        f"To serve it by load, a key of `--speculative-config` in the format of {ENGINE}: [first batch, last batch, "
         f"draft tokens], none where no gamma is surely faster than plain decoding. It is a starting point, not "
         f"measured there{pocket}. {'; '.join(words)}."
     ]

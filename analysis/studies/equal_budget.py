@@ -10,7 +10,6 @@ import pandas as pd
 from ..comparisons import ReplayedSpeedups, curves_of, interval, listed, metrics_of
 from ..cost.round_seconds import repeats_of, stream_seconds
 from ..figures import pictures
-from ..figures.pictures import Panel, structure_lines
 from ..intervals import ANY, too_few
 from ..sections import About, Findings, Section, Tables, counted, register
 
@@ -188,8 +187,8 @@ def _section(
     rounds = "greedy texts replayed, exact for these" if exact else f"rounds by replay, seconds {about.source}"
     bars = "bars: 95% prompt-bootstrap intervals" if cells[f"{name}_low"].notna().any() else "no intervals"
     figure = pictures.chart(
-        Panel(label.lower(), structure_lines(cells, name), (1.0, "plain decoding"), share=3),
-        Panel("over the chain", structure_lines(others, f"{name}_lead"), (0.0, ""), share=2),
+        pictures.Panel(label.lower(), pictures.structure_lines(cells, name), (1.0, "plain decoding"), share=3),
+        pictures.Panel("over the chain", pictures.structure_lines(others, f"{name}_lead"), (0.0, ""), share=2),
         title=f"{label} at equal budgets, drafter {drafter}\n{about.title}",
         caption=f"Prompts of {about.prompts}, {rounds}; {bars}. Below: paired differences, surer than the intervals "
         "above suggest.",

@@ -3,7 +3,6 @@ agree with what was predicted.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -12,8 +11,7 @@ from matplotlib.figure import Figure
 from ..comparisons import ReplayedSpeedups, compare, curves_of, finite, interval, listed, metrics_of, printed
 from ..cost.round_seconds import repeats_of, stream_seconds
 from ..figures import pictures, style
-from ..figures.pictures import Panel, over
-from ..intervals import ANY, FEWEST, Interval
+from ..intervals import ANY, FEWEST
 from ..sections import About, Findings, Section, Tables, counted, register
 
 Shape = tuple[int, int]  # k rows of w tokens each
@@ -70,7 +68,7 @@ def findings(tables: Tables, about: About) -> Findings:
         metrics |= {"grid/speedup.10x10": usual["speedup"], "grid/tokens_per_call.10x10": usual["tokens"]}
         metrics |= found.lead("speedup", fastest, USUAL).as_metrics("grid/speedup.lead")
     if len(whole):
-        runs = whole_runs(whole, about.replicates, about.seed)
+        runs = WholeRuns(whole, about.replicates, about.seed)
         sections.append(_whole(runs, int(whole["stream"].nunique()), fastest, about))
         usual_runs = runs.shapes[(runs.shapes["k"] == USUAL[0]) & (runs.shapes["w"] == USUAL[1])]
         for name, lines in (("best", runs.shapes.iloc[:1]), ("10x10", usual_runs)):
@@ -162,31 +160,31 @@ def live_check(texts: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
     return found.assign(error=found["speedup_predicted"] / found["speedup_measured"] - 1).reset_index()
 
 
-@dataclass(frozen=True)
 class WholeRuns:
-    """Whole live runs of all prompts in a few shapes, beside plain decoding in the same runs."""
+    """Whole live runs of all prompts in a few shapes, beside plain decoding in the same runs.
 
-    # a line for each shape, in the order of the table: k, w, runs, tokens (per call), speedup and deviation (mean and
-    # standard deviation of the runs' speedups; NaN for one run), speedup_low and speedup_high (95% prompt-bootstrap
-    # interval of the speedup of all runs together), identical (share of texts that are the replayed ones)
-    shapes: pd.DataFrame
-    lead: Interval | None  # how much larger the first shape's speedup is than the second's, paired; None of one shape
+    Attributes:
+        shapes: a line for each shape, the usual one last: k, w, runs, tokens (per call), speedup and deviation (mean
+            and standard deviation of the runs' speedups; NaN for one run), speedup_low and speedup_high (95%
+            prompt-bootstrap interval of the speedup of all runs together), identical (share of texts that are the
+            replayed ones).
+        lead: how much larger the first shape's speedup is than the second's, paired; None of one shape.
+    """
 
-
-def whole_runs(whole: pd.DataFrame, replicates: int, seed: int) -> WholeRuns:
-    """Compute the numbers from the study's table, which is not empty."""
-    compared = compare(whole, ["k", "w"], ["seconds"], replicates, seed)
-    seconds = compared.values["seconds"]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        speedups = compared.beside(seconds, k=1, w=0) / seconds
-    drafted = whole[whole["w"] > 0]
-    # The fastest stands first, whatever the order of the runs was; the usual shape last.
-    order = sorted(dict.fromkeys(zip(drafted["k"], drafted["w"], strict=True)), key=lambda shape: shape == USUAL)
-    columns = [speedups[:, compared.place(*shape)] for shape in order]
-    bounds = [compared.interval(column) for column in columns]
-    shapes = _live_shapes(whole).loc[order].reset_index()
-    shapes = shapes.assign(speedup_low=[bound.low for bound in bounds], speedup_high=[bound.high for bound in bounds])
-    return WholeRuns(shapes, compared.interval(columns[0] - columns[1], ANY) if len(order) > 1 else None)
+    def __init__(self, whole: pd.DataFrame, replicates: int, seed: int) -> None:
+        """Compute the numbers from the study's table, which is not empty."""
+        compared = compare(whole, ["k", "w"], ["seconds"], replicates, seed)
+        seconds = compared.values["seconds"]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            speedups = compared.beside(seconds, k=1, w=0) / seconds
+        drafted = whole[whole["w"] > 0]
+        # The fastest stands first, whatever the order of the runs was.
+        order = sorted(dict.fromkeys(zip(drafted["k"], drafted["w"], strict=True)), key=lambda shape: shape == USUAL)
+        columns = [speedups[:, compared.place(*shape)] for shape in order]
+        bounds = [compared.interval(column) for column in columns]
+        ends = {"speedup_low": [each.low for each in bounds], "speedup_high": [each.high for each in bounds]}
+        self.shapes = _live_shapes(whole).loc[order].reset_index().assign(**ends)
+        self.lead = compared.interval(columns[0] - columns[1], ANY) if len(order) > 1 else None
 
 
 def _compared(found: ReplayedSpeedups, name: str, chosen: Shape, joint: str) -> str:
@@ -326,11 +324,11 @@ def _live(check: pd.DataFrame, live: pd.DataFrame, about: About) -> Section:
     places["speedup_measured_low"] = check["speedup_measured"] - check["deviation"]
     places["speedup_measured_high"] = check["speedup_measured"] + check["deviation"]
     lines = {
-        "predicted": over(places, "before", "speedup_predicted", style.Look(style.BLUE, "o", "none")),
-        "live": over(places, "behind", "speedup_measured", style.Look(style.ORANGE, "D", "none")),
+        "predicted": pictures.over(places, "before", "speedup_predicted", style.Look(style.BLUE, "o", "none")),
+        "live": pictures.over(places, "behind", "speedup_measured", style.Look(style.ORANGE, "D", "none")),
     }
     figure = pictures.chart(
-        Panel("speedup", lines, (1.0, ""), zero=True),
+        pictures.Panel("speedup", lines, (1.0, ""), zero=True),
         title=f"Predicted and live speedup in the corner shapes\n{about.title}",
         caption=f"{counted(streams, 'prompt')} of {about.prompts}, {counted(repeats, 'repeat')} interleaved with plain "
         "decoding; bars: standard deviation over repeats. Predictions are for the same texts.",

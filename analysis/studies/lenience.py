@@ -11,8 +11,6 @@ from specdec.theory.speedup import optimal_gamma
 
 from ..comparisons import OF_RULES, RANGES_OF_RULES, compare, interval, listed, metrics_of, printed
 from ..figures import pictures, style
-from ..figures.pictures import Panel, over
-from ..figures.style import Look
 from ..intervals import SHARE, Range, per_round
 from ..sections import About, Findings, Section, Tables, counted, register
 
@@ -31,8 +29,8 @@ METRICS = {  # name in MLflow -> column
     "over_strict": "lead",
 }
 _FORMS = {  # form -> its name, its look, and where the paper has its alphas
-    "sampled": ("sampled text", Look(style.BLUE, "o", "-"), "Table 5"),
-    "greedy": ("greedy text", Look(style.ORANGE, "D", "--"), "last paragraph of A.5"),
+    "sampled": ("sampled text", style.Look(style.BLUE, "o", "-"), "Table 5"),
+    "greedy": ("greedy text", style.Look(style.ORANGE, "D", "--"), "last paragraph of A.5"),
 }
 _WORTH = {"text": "text", "l": "l", "alpha": "alpha:.3f", "MLE": "mle:.3f", "tokens per round": "rate:.2f",
           "capped geometric": "omega:.2f", "speedup": "speedup:.2f", "speedup, capped geometric": "formula:.2f",
@@ -120,11 +118,11 @@ def _figures(
     for form, lines in swept.groupby("form", sort=False):
         name, look, _ = _FORMS[str(form)]
         formula, dotted = lines[["lenience", "formula"]], look._replace(marker="", dash=":")
-        speedups[name] = over(lines, "lenience", "speedup", look)
-        speedups[f"{name}, capped geometric"] = over(formula, "lenience", "formula", dotted)
-        losses[name] = over(lines, "lenience", "tv", look)
+        speedups[name] = pictures.over(lines, "lenience", "speedup", look)
+        speedups[f"{name}, capped geometric"] = pictures.over(formula, "lenience", "formula", dotted)
+        losses[name] = pictures.over(lines, "lenience", "tv", look)
     by_drafter = {  # of sampled text, as in the paper's table
-        str(name): over(part, "lenience", "alpha", style.look(place))
+        str(name): pictures.over(part, "lenience", "alpha", style.look(place))
         for place, (name, part) in enumerate(first.groupby("drafter", sort=False))
     }
     figures = {
@@ -136,7 +134,7 @@ def _figures(
     pictured = {}
     for name, (title, ylabel, drawn) in figures.items():
         figure = pictures.chart(
-            Panel(ylabel, drawn, (1.0, "no drafts") if name == "speedup" else None, zero=True),
+            pictures.Panel(ylabel, drawn, (1.0, "no drafts") if name == "speedup" else None, zero=True),
             title=f"{title}\n{about.title}",
             caption=f"{counts}; bars: 95% prompt-bootstrap intervals. Right is more lenient.",
             xlabel="lenience l (1 is speculative sampling)",

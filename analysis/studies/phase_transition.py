@@ -3,7 +3,6 @@ arithmetic, and what context and evaluation change.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -45,7 +44,7 @@ def findings(tables: Tables, about: About) -> Findings:
     contexts = sorted(int(context) for context in mine["context"].unique())
     middle = contexts[len(contexts) // 2]  # at which single figures are given
     grown = {
-        name: {context: growth(each, context) for context in sorted(set(cells[name]["context"]))}
+        name: {context: Growth(each, context) for context in sorted(set(cells[name]["context"]))}
         for name, each in ways.items()
     }
     ridge, tiles = roofline_ridge(intensity, middle), grown.get("packed", {}).get(middle)
@@ -89,18 +88,27 @@ def slowdowns(times: pd.DataFrame) -> pd.DataFrame:
     return cells.assign(spread=cells.pop("deviation") / cells["seconds"])
 
 
-@dataclass(frozen=True)
 class Growth:
-    """The growth of the slow-down at one context with the tokens evaluated, whatever their shape."""
+    """The growth of the slow-down at one context, where t(1, 1) was timed, with the tokens evaluated, whatever their
+    shape.
 
-    tokens: np.ndarray  # sizes, ascending
-    # median over all calls of each size, over that of t(1, 1): one disturbed call does not move it
-    slowdown: np.ndarray
-    shapes: np.ndarray  # number of shapes of each size
-    # low, high: quartiles of the calls of each size, over the same
-    low: np.ndarray
-    high: np.ndarray
-    fitted: np.ndarray  # the values closest to the medians that never fall from a size to the next
+    Attributes:
+        tokens: sizes, ascending.
+        slowdown: median over all calls of each size, over that of t(1, 1): one disturbed call does not move it.
+        low, high: quartiles of the calls of each size, over the same.
+        shapes: number of shapes of each size.
+        fitted: the values closest to the medians that never fall from a size to the next.
+    """
+
+    def __init__(self, times: pd.DataFrame, context: int) -> None:
+        timed = times.dropna(subset="seconds")
+        timed = timed[timed["context"] == context]
+        by_size, unit = timed.groupby("rows_evaluated"), _of_shape(timed, UNIT)["seconds"].median()
+        quartiles = by_size["seconds"].quantile([0.25, 0.5, 0.75]).unstack() / unit
+        self.tokens = quartiles.index.to_numpy()
+        self.low, self.slowdown, self.high = quartiles.to_numpy().T
+        self.shapes = (by_size["k"].size() / by_size["call"].nunique()).to_numpy()
+        self.fitted = isotonic_regression(self.slowdown, weights=self.shapes).x
 
     def within(self, limit: float) -> int:
         """Return the largest size up to which no call costs more than `limit` times t(1, 1)."""
@@ -136,25 +144,6 @@ class Growth:
 
         candidates = np.unique(np.concatenate([self.tokens[:-1], np.geomspace(self.tokens[0], self.tokens[-2], 400)]))
         return float(min(candidates, key=misfit))
-
-
-def growth(times: pd.DataFrame, context: int) -> Growth:
-    """Compute the growth over all shapes at `context`, where t(1, 1) was timed."""
-    timed = times.dropna(subset="seconds")
-    timed = timed[timed["context"] == context]
-    by_size = timed.groupby("rows_evaluated")
-    medians = by_size["seconds"].median()
-    unit = _of_shape(timed, UNIT)["seconds"].median()
-    ratios = (medians / unit).to_numpy()
-    shapes = (by_size["k"].size() / by_size["call"].nunique()).to_numpy()
-    return Growth(
-        tokens=medians.index.to_numpy(),
-        slowdown=ratios,
-        shapes=shapes,
-        low=(by_size["seconds"].quantile(0.25) / unit).to_numpy(),
-        high=(by_size["seconds"].quantile(0.75) / unit).to_numpy(),
-        fitted=isotonic_regression(ratios, weights=shapes).x,
-    )
 
 
 def shape_effect(times: pd.DataFrame, context: int) -> tuple[float, int] | None:
@@ -265,22 +254,21 @@ def _slowdown_section(
     )
     tables = []
     for name, part in cells.items():  # of a few shapes that tell most, those that were measured
-        measured, lines = set(part[["k", "w"]].itertuples(index=False, name=None)), []
-        for shape in sorted({*measured.intersection(_SHOWN), max(measured)}):
-            line: dict[str, object] = {"k": shape[0], "w": shape[1]}
-            line["tokens"] = int(_of_shape(part, shape)["rows_evaluated"].iloc[0])
-            for context in sorted(part["context"].unique()):
-                value, off = _cell(part, shape, context), _cell(part, shape, context, "spread")
-                said = "–" if np.isnan(value) else f"{value:.2f}" + ("" if np.isnan(off) else f" ± {value * off:.2f}")
-                if shape == UNIT:
-                    said += f" ({1e3 * _cell(part, UNIT, context, 'seconds'):.3g} ms)"
-                line[f"{context:,} cached"] = said
-            lines.append(line)
+        shapes = list(part[["k", "w"]].itertuples(index=False, name=None))
+        most, said = max(shapes), []
+        shown = part[[shape in _SHOWN or shape == most for shape in shapes]]
+        for line in shown.itertuples():
+            off = "" if np.isnan(line.spread) else f" ± {line.slowdown * line.spread:.2f}"
+            unit = f" ({1e3 * line.seconds:.3g} ms)" if (line.k, line.w) == UNIT else ""
+            said.append(f"{line.slowdown:.2f}{off}{unit}")
+        wide = shown.assign(said=said).pivot(index=["k", "w", "rows_evaluated"], columns="context", values="said")
+        wide = wide.fillna("–").rename(columns="{:,} cached".format).rename_axis(columns=None).reset_index()
+        table = wide.rename(columns={"rows_evaluated": "tokens"})
         caption = (
             f"t(k, w) / t(1, 1), evaluated {_SHORT[name]}: mean of {_calls(part)} ± their standard deviation; t(1, 1) "
             "in ms"
         )
-        tables.append((caption, pd.DataFrame(lines)))
+        tables.append((caption, table))
     # Calls that were asked for and not timed are named with the reason.
     reasons = {"context": ("exceed", "what the target can hold"), "memory": ("need", "more memory than there is")}
     asked = times.groupby(["evaluation", "k", "w", "context"])["missing"].first()

@@ -4,7 +4,6 @@ says so in every heading, table, figure and metric; the comparison with study `b
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, inf, isfinite, nan, sqrt
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from scipy.stats import t as student
 
 from ..comparisons import curves_of, interval, intervals, listed, metrics_of, printed
 from ..figures import pictures, style
-from ..figures.pictures import Panel, over
 from ..intervals import FEWEST, LEVEL, Interval
 from ..sections import About, Findings, Section, Tables, counted, register
 
@@ -39,7 +37,7 @@ _QUEUED = ("ttft", "ttft_p99", "latency_p50", "latency_p90", "latency_p99")  # g
 @register("serving")
 def findings(tables: Tables, about: About) -> Findings:
     """Read all tables of the study but `call_times`."""
-    found, check = serving_numbers(tables), closed_check(tables)
+    found, check = ServingNumbers(tables), closed_check(tables)
     settled = found.cells.groupby("load")["used"].max() < 1
     latency = "Simulated: no load can be served by all policies, so that latencies are compared policy by policy."
     if settled.any():
@@ -59,9 +57,9 @@ def findings(tables: Tables, about: About) -> Findings:
         "gamma with the most expected tokens per second of that batch, by the cost model and the acceptance at each "
         "depth that it has seen so far.",
     )
-    drafted = over(found.chosen, "batch", "gamma", _look(found, ADAPTIVE))
+    drafted = pictures.over(found.chosen, "batch", "gamma", _look(found, ADAPTIVE))
     by_batch = pictures.chart(
-        Panel("draft tokens of each, mean", {"_": drafted}, zero=True),
+        pictures.Panel("draft tokens of each, mean", {"_": drafted}, zero=True),
         title="Simulated: draft tokens by size of the batch",
         caption=f"Simulated: means over all steps of all loads, {int(found.chosen['steps'].sum()):,} steps.",
         xlabel="sequences in a step",
@@ -74,7 +72,7 @@ def findings(tables: Tables, about: About) -> Findings:
         _over_load(found),
         Section("Simulated: latency", waits, (table,), (("latency_p99", tail),)),
         Section(chooses, choices, figures=(("adaptive_gamma", by_batch),)),
-        _assumptions(found),
+        _assumptions(found, tables["step_times"]),
         *([_check(check)] if len(check) else []),
     ]
     if skipped := about.caveats(tables["skipped"]):
@@ -128,112 +126,92 @@ def stops_paying_at(loads: Sequence[float], worse: Sequence[float] | np.ndarray)
     return float(loads[first - 1] + -before / (values[first] - before) * (loads[first] - loads[first - 1]))
 
 
-@dataclass(frozen=True)
 class ServingNumbers:
-    """The study in numbers."""
+    """The study in numbers.
 
-    # a line for each policy and load: used (rho, offered requests over what the policy finishes at full slots; a queue
-    # settles below 1), and _SETTLES and _QUEUED with _low and _high over replications; what grows with the queue is
-    # missing where there is no steady state. tpot_ms is tpot in milliseconds.
-    cells: pd.DataFrame
-    # by policy, with _low and _high over replications: capacity (requests per second at full slots), load (over the
-    # capacity of plain decoding, from which on plain decoding takes less time per output token; `ALWAYS` or `NEVER`
-    # without bounds), batch (mean sequences in a step of the policy at that load) and goodput (that load by goodput).
-    # And model_batch: the smallest batch at which a step without drafts commits more tokens per second by the cost
-    # model, at the texts' mean tokens per round; `ALWAYS` where none up to the slots does (theory.md 7.4). Missing for
-    # plain decoding.
-    ends: pd.DataFrame
-    # recording, step_times, chosen: the tables `recording` (its line) and `step_times`; and mean gamma of the adaptive
-    # policy by batch, with the steps
-    recording: Mapping[str, Any]
-    step_times: pd.DataFrame
-    chosen: pd.DataFrame
-    # the fixed gamma whose tokens take least time at the smallest load; None where plain decoding takes less
-    best_fixed: str | None
-    adaptive: np.ndarray  # time per output token of the adaptive policy over that of plain decoding, by load
-    little: float  # the largest relative error of Little's law over all simulations
+    Attributes:
+        policies, loads: in the order of the study, and ascending.
+        cells: a line for each policy and load: used (rho, offered requests over what the policy finishes at full slots;
+            a queue settles below 1), and _SETTLES and _QUEUED with _low and _high over replications; what grows with
+            the queue is missing where there is no steady state. tpot_ms is tpot in milliseconds.
+        ends: by policy, with _low and _high over replications: capacity (requests per second at full slots), load (over
+            the capacity of plain decoding, from which on plain decoding takes less time per output token; `ALWAYS` or
+            `NEVER` without bounds), batch (mean sequences in a step of the policy at that load) and goodput (that load
+            by goodput). And model_batch: the smallest batch at which a step without drafts commits more tokens per
+            second by the cost model, at the texts' mean tokens per round; `ALWAYS` where none up to the slots does
+            (theory.md 7.4). Missing for plain decoding.
+        recording: the line of the table `recording`.
+        chosen: mean gamma of the adaptive policy by batch, with the steps.
+        best_fixed: the fixed gamma whose tokens take least time at the smallest load; None where plain decoding takes
+            less.
+        adaptive: time per output token of the adaptive policy over that of plain decoding, by load.
+        little: the largest relative error of Little's law over all simulations.
+    """
 
-    @property
-    def policies(self) -> list[str]:
-        return list(self.ends.index)
-
-    @property
-    def loads(self) -> list[float]:
-        return sorted(float(load) for load in self.cells["load"].unique())
+    def __init__(self, tables: Tables) -> None:
+        self.recording, full = tables["recording"].to_dict("records")[0], tables["capacity"]
+        by_policy = (full["requests"] / full["seconds"]).groupby(full["policy"], sort=False)
+        capacity = {str(policy): over_replications(rates.to_numpy()) for policy, rates in by_policy}
+        adaptive = tables["served_steps"].query("policy == @ADAPTIVE")
+        drafted = adaptive.assign(gamma=adaptive["gamma"] * adaptive["steps"])
+        chosen = drafted.groupby("batch")[["gamma", "steps"]].sum().reset_index()
+        self.chosen = chosen.assign(gamma=chosen["gamma"] / chosen["steps"])
+        runs, lines = simulation_values(tables), []
+        for (policy, load), part in runs.groupby(["policy", "load"], sort=False):
+            used = load * capacity[NONE].estimate / capacity[str(policy)].estimate
+            line = {"policy": policy, "load": float(load), "used": used, "queue": "settles" if used < 1 else "grows"}
+            for column in (*_SETTLES, *_QUEUED):
+                value = over_replications(part[column]) if used < 1 or column not in _QUEUED else Interval(nan)
+                # Student's interval, cut to the values that a column can have: none is negative, a share is at most 1.
+                low, high = max(value.low, 0.0), min(value.high, 1.0 if column == "met" else inf)
+                line |= Interval(value.estimate, low, high).as_columns(column)
+            lines.append(line)
+        self.cells = pd.DataFrame(lines).sort_values("load", kind="stable", ignore_index=True)
+        for end in ("", "_low", "_high"):
+            self.cells[f"tpot_ms{end}"] = _MS * self.cells[f"tpot{end}"]
+        self.policies: list[str] = list(dict.fromkeys(runs["policy"]))
+        self.loads = sorted(float(load) for load in runs["load"].unique())
+        wide = runs.pivot(index=["policy", "load"], columns="replication").sort_index()
+        tpot = {policy: wide.loc[policy]["tpot"].to_numpy() for policy in self.policies}  # [loads, replications]
+        best = min((each for each in self.policies if each != ADAPTIVE), key=lambda each: float(tpot[each][0].mean()))
+        self.best_fixed = None if best == NONE else best
+        self.adaptive = tpot[ADAPTIVE].mean(axis=1) / tpot[NONE].mean(axis=1)
+        self.little = float(tables["simulations"]["little"].max())
+        ends, step_times = [], tables["step_times"]
+        for policy in self.policies:
+            values = {"capacity": capacity[policy]} | dict.fromkeys(("load", "batch", "goodput"), Interval(nan))
+            model_batch = nan
+            if policy != NONE:
+                # Replications are paired: all policies of one serve the same requests.
+                good, plain = (wide.loc[name]["goodput"].to_numpy() for name in (policy, NONE))
+                batches = wide.loc[policy]["batch"].to_numpy()
+                values["load"], values["batch"] = _switch_off(self.loads, tpot[policy], tpot[NONE], 1, batches)
+                values["goodput"], _ = _switch_off(self.loads, good, plain, -1, batches)
+            if policy not in (NONE, ADAPTIVE):
+                gammas = (0, int(policy.split()[1]))
+                own, mine = (step_times[step_times["gamma"] == gamma].sort_values("batch") for gamma in gammas)
+                rate = mine["tokens_per_round"].to_numpy() / mine["seconds"].to_numpy()
+                lost = np.flatnonzero(rate < 1 / own["seconds"].to_numpy())
+                model_batch = float(mine["batch"].iloc[lost[0]]) if len(lost) else ALWAYS
+            line = {"policy": policy, "model_batch": model_batch}
+            for name, value in values.items():
+                line |= value.as_columns(name)
+            ends.append(line)
+        self.ends = pd.DataFrame(ends).set_index("policy")
 
     def of(self, policy: str) -> pd.DataFrame:
         """Return the lines of `cells` of a policy by ascending load."""
         return self.cells[self.cells["policy"] == policy]
 
 
-def serving_numbers(tables: Tables) -> ServingNumbers:
-    """Compute the numbers from the study's tables."""
-    (recording,), full = tables["recording"].to_dict("records"), tables["capacity"]
-    by_policy = (full["requests"] / full["seconds"]).groupby(full["policy"], sort=False)
-    capacity = {str(policy): over_replications(rates.to_numpy()) for policy, rates in by_policy}
-    adaptive = tables["served_steps"].query("policy == @ADAPTIVE")
-    drafted = adaptive.assign(drafted=adaptive["gamma"] * adaptive["steps"])
-    chosen = drafted.groupby("batch")[["drafted", "steps"]].sum().reset_index()
-    chosen["gamma"] = chosen["drafted"] / chosen["steps"]
-    runs, lines = simulation_values(tables), []
-    for (policy, load), part in runs.groupby(["policy", "load"], sort=False):
-        used = load * capacity[NONE].estimate / capacity[str(policy)].estimate
-        line = {"policy": policy, "load": float(load), "used": used, "queue": "settles" if used < 1 else "grows"}
-        for column in (*_SETTLES, *_QUEUED):
-            value = over_replications(part[column]) if used < 1 or column not in _QUEUED else Interval(nan)
-            # Student's interval, cut to the values that a column can have: none is negative, a share is at most 1.
-            low, high = max(value.low, 0.0), min(value.high, 1.0 if column == "met" else inf)
-            line |= {column: value.estimate, f"{column}_low": low, f"{column}_high": high}
-        lines.append(line)
-    cells = pd.DataFrame(lines).sort_values("load", kind="stable", ignore_index=True)
-    for end in ("", "_low", "_high"):
-        cells[f"tpot_ms{end}"] = _MS * cells[f"tpot{end}"]
-    policies, loads = list(dict.fromkeys(runs["policy"])), sorted(float(load) for load in runs["load"].unique())
-    wide = runs.pivot(index=["policy", "load"], columns="replication").sort_index()
-    tpot = {policy: wide.loc[policy]["tpot"].to_numpy() for policy in policies}  # [loads, replications]
-    best = min((policy for policy in policies if policy != ADAPTIVE), key=lambda policy: float(tpot[policy][0].mean()))
-    ends, step_times = [], tables["step_times"]
-    for policy in policies:
-        values = {"capacity": capacity[policy]} | dict.fromkeys(("load", "batch", "goodput"), Interval(nan))
-        model_batch = nan
-        if policy != NONE:
-            # Replications are paired: all policies of one serve the same requests.
-            slower = _change(tpot[policy], tpot[NONE]), _change(tpot[policy].mean(axis=1), tpot[NONE].mean(axis=1))
-            good, plain = (wide.loc[name]["goodput"].to_numpy() for name in (policy, NONE))
-            fewer = -_change(good, plain), -_change(good.mean(axis=1), plain.mean(axis=1))
-            values["load"], values["batch"] = _switch_off(loads, *slower, wide.loc[policy]["batch"].to_numpy())
-            values["goodput"], _ = _switch_off(loads, *fewer, wide.loc[policy]["batch"].to_numpy())
-        if policy not in (NONE, ADAPTIVE):
-            own, mine = (
-                step_times[step_times["gamma"] == gamma].sort_values("batch") for gamma in (0, int(policy.split()[1]))
-            )
-            rate = mine["tokens_per_round"].to_numpy() / mine["seconds"].to_numpy()
-            lost = np.flatnonzero(rate < 1 / own["seconds"].to_numpy())
-            model_batch = float(mine["batch"].iloc[lost[0]]) if len(lost) else ALWAYS
-        line = {"policy": policy, "model_batch": model_batch}
-        for name, value in values.items():
-            line |= {name: value.estimate, f"{name}_low": value.low, f"{name}_high": value.high}
-        ends.append(line)
-    return ServingNumbers(
-        cells=cells,
-        ends=pd.DataFrame(ends).set_index("policy"),
-        recording={str(name): value for name, value in recording.items()},
-        step_times=step_times,
-        chosen=chosen[["batch", "gamma", "steps"]],
-        best_fixed=None if best == NONE else best,
-        adaptive=tpot[ADAPTIVE].mean(axis=1) / tpot[NONE].mean(axis=1),
-        little=float(tables["simulations"]["little"].max()),
-    )
-
-
 def _switch_off(
-    loads: Sequence[float], worse: np.ndarray, on_average: np.ndarray, batches: np.ndarray
+    loads: Sequence[float], values: np.ndarray, plain: np.ndarray, worse: int, batches: np.ndarray
 ) -> tuple[Interval, Interval]:
-    """Return the load at which a policy should be switched off, and its sequences in a step there, from its
-    disadvantage and its sequences [loads, replications], and the disadvantage of the means over replications [loads].
+    """Return the load at which a policy should be switched off, and its sequences in a step there, from its values,
+    those of plain decoding and its sequences, [loads, replications] each; worse: 1 where larger values are, else -1.
     """
-    each = np.array([stops_paying_at(loads, values) for values in worse.T])
-    load = stops_paying_at(loads, on_average)
+    each = np.array([stops_paying_at(loads, disadvantage) for disadvantage in worse * _change(values, plain).T])
+    load = stops_paying_at(loads, worse * _change(values.mean(axis=1), plain.mean(axis=1)))
     if not (isfinite(load) and np.isfinite(each).all() and (each > 0).all()):
         return Interval(load), Interval(nan)
     at = [np.interp(here, loads, column) for here, column in zip(each, batches.T, strict=True)]
@@ -241,8 +219,8 @@ def _switch_off(
 
 
 def simulation_values(tables: Tables) -> pd.DataFrame:
-    """Return a line for each simulation: policy, load, replication, _SETTLES and _QUEUED, rate, and batch and gamma
-    (means over the steps of the window).
+    """Return a line for each simulation: policy, load, replication, _SETTLES and _QUEUED, and batch (mean over the
+    steps of the window).
 
     Time per output token runs from the end of the prefill to the last token, over all tokens: a first round may give
     several, so that leaving out the first token and its time, as for plain decoding, would flatter speculation.
@@ -261,14 +239,11 @@ def simulation_values(tables: Tables) -> pd.DataFrame:
     for percent in (50, 90, 99):
         values[f"latency_p{percent}"] = grouped["latency"].quantile(percent / 100)
     values["ttft_p99"] = grouped["ttft"].quantile(0.99)
-    values["rate"] = grouped["rate"].first()
     window = tables["simulations"].set_index(_KEYS)["window_s"]
     values["goodput"] = grouped["good_tokens"].sum() / window
     steps = tables["served_steps"]
-    weighted = steps.assign(batch=steps["batch"] * steps["steps"], gamma=steps["gamma"] * steps["steps"])
-    sums = weighted.groupby(_KEYS)[["batch", "gamma", "steps", "tokens"]].sum()
-    values["throughput"] = sums["tokens"] / window
-    values["batch"], values["gamma"] = sums["batch"] / sums["steps"], sums["gamma"] / sums["steps"]
+    sums = steps.assign(batch=steps["batch"] * steps["steps"]).groupby(_KEYS)[["batch", "steps", "tokens"]].sum()
+    values["throughput"], values["batch"] = sums["tokens"] / window, sums["batch"] / sums["steps"]
     return values.reset_index()
 
 
@@ -368,7 +343,7 @@ def _table(found: ServingNumbers, columns: dict[str, str]) -> pd.DataFrame:
     return listed(found.cells.assign(load=found.cells["load"].map("{:g}".format)), _CELL | columns)
 
 
-def _assumptions(found: ServingNumbers) -> Section:
+def _assumptions(found: ServingNumbers, step_times: pd.DataFrame) -> Section:
     said = found.recording
     text = [
         f"Simulated are {said['slots']} slots, {said['arrivals']}, {said['requests']} requests behind a warm-up of "
@@ -393,7 +368,7 @@ def _assumptions(found: ServingNumbers) -> Section:
             f"At {said['unknown']:.1%} of the positions the run does not say how much more would have been accepted; "
             "nothing more is assumed."
         )
-    shown = found.step_times[found.step_times["batch"].isin([1 << power for power in range(10)])]
+    shown = step_times[step_times["batch"].isin([1 << power for power in range(10)])]
     table = shown.pivot(index="gamma", columns="batch", values="seconds").mul(1e3).map("{:.3g}".format)
     table = table.rename(columns="B = {}".format).rename_axis(columns=None)
     table.insert(0, "tokens per round", shown.groupby("gamma")["tokens_per_round"].first().map("{:.2f}".format))
@@ -415,14 +390,13 @@ def closed_check(tables: Tables) -> pd.DataFrame:
         if closed.empty:
             continue
         by_steps, by_model = (closed.loc[by, sums.index].astype(float) for by in ("measured", "model"))
-        measured = {"measured": rates.estimate, "measured_low": rates.low, "measured_high": rates.high}
         simulated = {
             "by_steps": by_steps["tokens"] / by_steps["seconds"],
             "by_model": by_model["tokens"] / by_model["seconds"],
             "tokens": by_steps["tokens"] / by_steps["steps"] / (sums["tokens"] / sums["steps"]),
             "step": by_model["seconds"] / by_model["steps"] / (sums["seconds"] / sums["steps"]),
         }
-        lines.append({"batch": int(batch), "gamma": int(gamma), **measured, **simulated})
+        lines.append({"batch": int(batch), "gamma": int(gamma), **rates.as_columns("measured"), **simulated})
     return pd.DataFrame(lines)
 
 
@@ -504,10 +478,12 @@ def _figure(found: ServingNumbers, column: str, ylabel: str, title: str) -> Figu
     )
     if column not in _QUEUED:
         caption += " Hollow: overloaded, the queue grows."
-    settled = {policy: found.of(policy).query("used < 1") for policy in found.policies}
-    lines = {policy: over(part, "load", column, _look(found, policy)) for policy, part in settled.items() if len(part)}
+    lines = {}
+    for policy in found.policies:
+        if len(settled := found.of(policy).query("used < 1")):
+            lines[policy] = pictures.over(settled, "load", column, _look(found, policy))
     xlabel = "load: offered requests over the capacity of plain decoding"
-    figure = pictures.chart(Panel(ylabel, lines, zero=True), title=title, caption=caption, xlabel=xlabel)
+    figure = pictures.chart(pictures.Panel(ylabel, lines, zero=True), title=title, caption=caption, xlabel=xlabel)
     for policy in () if column in _QUEUED else found.policies:
         overloaded, look = found.of(policy).query("used >= 1"), _look(found, policy)
         marks = {"color": look.colour, "markersize": style.RC["lines.markersize"], "markerfacecolor": "white"}

@@ -7,7 +7,6 @@ import pandas as pd
 
 from ..comparisons import compare, curve, curves_of, interval, listed, metrics_of, printed
 from ..figures import pictures, style
-from ..figures.pictures import Panel, over
 from ..intervals import ANY, SHARE, per_round
 from ..sections import About, Findings, Section, Tables, counted, register
 
@@ -124,12 +123,12 @@ def _choice(cells: pd.DataFrame, prompts: str, tables: Tables, about: About) -> 
     star = style.Look(style.PURPLE, "*", "none")
     bare = cells.drop(columns=["tokens_low", "speedup_low"])
     panels = [
-        Panel(
+        pictures.Panel(
             label,
             {
                 **pictures.structure_lines(cells, name),
-                "tree, predicted": over(trees.sort_values("budget"), "budget", f"predicted_{name}", dotted),
-                "chosen tree": over(bare[bare["shape"] == CHOSEN], "budget", name, star),
+                "tree, predicted": pictures.over(trees.sort_values("budget"), "budget", f"predicted_{name}", dotted),
+                "chosen tree": pictures.over(bare[bare["shape"] == CHOSEN], "budget", name, star),
             },
             level=(1.0, ""),
         )
@@ -182,9 +181,9 @@ def _accuracy(accuracy: pd.DataFrame, counts: pd.DataFrame, about: About) -> Sec
     drawn = {}
     for rank, part in seen[seen["rank"] < 4].groupby("rank"):
         beside = part.assign(level=part["level"] + 0.03 * rank)
-        drawn[f"choice {rank + 1}"] = over(beside, "level", "share", style.look(int(rank)))
+        drawn[f"choice {rank + 1}"] = pictures.over(beside, "level", "share", style.look(int(rank)))
     figure = pictures.chart(
-        Panel("share that is the target's next token", drawn),
+        pictures.Panel("share that is the target's next token", drawn),
         title=f"Accuracy of the drafter's choices by depth\n{about.title}",
         caption=f"{counted(counts['prompt'].nunique(), 'prompt')} of {about.prompts}, the half that trees are built "
         "on; bars: 95% prompt-bootstrap intervals.",

@@ -7,8 +7,6 @@ import pandas as pd
 
 from ..comparisons import OF_RULES, RANGES_OF_RULES, compare, interval, intervals, listed, metrics_of
 from ..figures import pictures, style
-from ..figures.pictures import Panel, over
-from ..figures.style import Look
 from ..intervals import ANY
 from ..sections import About, Findings, Section, Tables, counted, register
 
@@ -22,10 +20,10 @@ METRICS = {  # name in MLflow -> column
     "over_rejection": "lead",
 }
 _RULES = {  # rule -> its name and its look
-    "plain": ("without drafts", Look(style.GREY, "x", "-")),
-    "greedy": ("greedy text", Look(style.BLACK, "s", style.DOTTED)),
-    "rejection": ("lossless rejection", Look(style.BLUE, "o", "-")),
-    "typical": ("typical acceptance", Look(style.ORANGE, "^", "--")),
+    "plain": ("without drafts", style.Look(style.GREY, "x", "-")),
+    "greedy": ("greedy text", style.Look(style.BLACK, "s", style.DOTTED)),
+    "rejection": ("lossless rejection", style.Look(style.BLUE, "o", "-")),
+    "typical": ("typical acceptance", style.Look(style.ORANGE, "^", "--")),
 }
 _COLUMNS = {"temperature": "temperature", "rule": "name", "epsilon": "shown_epsilon", "tokens per call": "rate:.2f",
             "over rejection": "lead:+.2f", "speedup": "speedup:.2f", "nats per token": "log_likelihood:.3f",
@@ -85,9 +83,9 @@ def _rates(cells: pd.DataFrame, epsilon: float, notes: tuple[str, ...], bars: st
     for rule in ("greedy", "rejection", "typical"):
         name, look = _RULES[rule]
         lines = cells[cells["rule"].isin(["greedy", rule])]  # at 0 greedy is all rules
-        drawn[name] = over(lines, "temperature", "rate", look)
+        drawn[name] = pictures.over(lines, "temperature", "rate", look)
     figure = pictures.chart(
-        Panel("tokens per call", drawn, (float(greedy["rate"]), "")),
+        pictures.Panel("tokens per call", drawn, (float(greedy["rate"]), "")),
         title=f"Tokens per call as the temperature rises, epsilon {epsilon:g}\n{about.title}",
         caption=f"{bars} At temperature 0 all rules are exact match.",
         xlabel="sampling temperature",
@@ -120,7 +118,7 @@ def _quality(cells: pd.DataFrame, temperature: float, bars: str, about: About) -
         for rule, part in groups.items()
     }
     figure = pictures.chart(
-        Panel("log-likelihood of a token, nats", drawn),
+        pictures.Panel("log-likelihood of a token, nats", drawn),
         title=f"Tokens per call against likelihood at temperature {temperature:g}\n{about.title}",
         caption=f"{bars} Numbers beside points: epsilon; greedy text has temperature 0.",
         xlabel="tokens per call",

@@ -5,11 +5,12 @@ given to the next request. Knows no method by name.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
-from specdec.batching.batch_target import BatchTarget
+from specdec.batching.batch_parts import BatchTarget
 from specdec.clock import Clock
 from specdec.decode import cut
 from specdec.drafters.base import BatchDrafter
@@ -24,14 +25,22 @@ from specdec.verifiers.base import Verifier
 class BatchStep:
     """One cycle of draft, verify, accept and commit, of all active sequences together; times are seconds."""
 
-    slots: tuple[int, ...]  # active ones
-    tokens: int  # appended to all texts together
+    rounds: Sequence[Round]  # of the sequences that were active
     draft_s: float
     verify_s: float
     accept_s: float
     commit_s: float
-    prefills: int  # sequences that began right before it
-    prefill_s: float  # of those
+    prefill_s: float  # of the sequences that began right before it
+
+    @property
+    def tokens(self) -> int:
+        """Tokens appended to all texts together."""
+        return sum(len(each.committed) for each in self.rounds)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the step, prefills apart."""
+        return self.draft_s + self.verify_s + self.accept_s + self.commit_s
 
 
 class BatchDecoded(NamedTuple):
@@ -63,7 +72,6 @@ class _Sequence:
 
 @torch.inference_mode()
 def decode_batch(
-    *,
     target: BatchTarget,
     drafter: BatchDrafter,
     verifier: Verifier,
@@ -82,65 +90,45 @@ def decode_batch(
             before.
     """
     longest = max((len(each.prompt) + each.max_new_tokens for each in requests), default=0)
-    target.reserve(longest + target.target.room(structure.tree))
+    room = target.target.room(structure.tree)
+    target.reserve(longest + room)
     drafter.reserve(longest + structure.nodes + 1)
     waiting, free = deque(enumerate(requests)), list(reversed(range(target.slots)))
     active: dict[int, _Sequence] = {}  # by slot
     done: dict[int, Generation] = {}
-    steps: list[tuple[tuple[int, ...], int, Marks, list[tuple[object, object]]]] = []  # before durations are known
+    steps: list[tuple[list[Round], list[tuple[object, object]]]] = []  # rounds and prefills, before seconds are known
     while waiting or active:
         prefills: list[tuple[object, object]] = []
         try:
             while waiting and free:
                 slot, (place, request) = free.pop(), waiting.popleft()
-                prefills.append(_begin(target, drafter, structure, clock, slot, request))
+                prompt, began = tuple(request.prompt), clock.mark()
+                length = len(prompt) + request.max_new_tokens
+                target.start(slot, TextStart(prompt, length + room))
+                text = TextStart(
+                    prompt, length + structure.nodes + 1, generator=request.draft_generator, reference=request.reference
+                )
+                drafter.texts[slot].start(text, target.states.get(slot))
+                prefills.append((began, clock.mark()))
                 active[slot] = _Sequence(place, request, prefills[-1])
-            slots = tuple(active)
-            tokens, marks = _step(target, drafter, verifier, structure, clock, active)
+            steps.append((_step(target, drafter, verifier, structure, clock, active), prefills))
         except NumericsError as error:
             error.partials = {**done, **{each.place: each.generation() for each in active.values()}}
             raise
-        steps.append((slots, tokens, marks, prefills))
-        for slot in slots:  # those of finished sequences become free
-            if active[slot].finish:
-                sequence = active.pop(slot)
-                done[sequence.place] = sequence.generation()
-                free.append(slot)
-                target.release(slot)
-                drafter.release(slot)
+        for slot in [slot for slot, each in active.items() if each.finish]:
+            sequence = active.pop(slot)
+            done[sequence.place] = sequence.generation()
+            free.append(slot)
+            target.release(slot)
+            drafter.release(slot)
     clock.synchronize()
-    measured = [
-        BatchStep(
-            slots=slots,
-            tokens=tokens,
-            draft_s=clock.seconds(marks.start, marks.drafted),
-            verify_s=clock.seconds(marks.drafted, marks.verified),
-            accept_s=clock.seconds(marks.verified, marks.accepted),
-            commit_s=clock.seconds(marks.accepted, marks.committed),
-            prefills=len(prefills),
-            prefill_s=sum(clock.seconds(*each) for each in prefills),
-        )
-        for slots, tokens, marks, prefills in steps
-    ]
+    measured = []
+    for rounds, prefills in steps:
+        marks = rounds[0].marks
+        verbs = pairwise([marks.start, marks.drafted, marks.verified, marks.accepted, marks.committed])
+        prefill_s = sum(clock.seconds(*each) for each in prefills)
+        measured.append(BatchStep(rounds, *(clock.seconds(*each) for each in verbs), prefill_s))
     return BatchDecoded([done[place] for place in range(len(requests))], measured)
-
-
-def _begin(
-    target: BatchTarget, drafter: BatchDrafter, structure: Structure, clock: Clock, slot: int, request: Request
-) -> tuple[object, object]:
-    """Give a free slot to a request and prefill its prompt; return the clock's readings before and after."""
-    prompt = tuple(request.prompt)
-    began = clock.mark()
-    length = len(prompt) + request.max_new_tokens
-    target.start(slot, TextStart(prompt, length + target.target.room(structure.tree)))
-    drafts = TextStart(
-        prompt,
-        length + structure.nodes + 1,
-        generator=request.draft_generator,
-        reference=request.reference,
-    )
-    drafter.texts[slot].start(drafts, target.states.get(slot))
-    return began, clock.mark()
 
 
 def _step(
@@ -150,8 +138,8 @@ def _step(
     structure: Structure,
     clock: Clock,
     active: Mapping[int, _Sequence],
-) -> tuple[int, Marks]:
-    """Decode one round of every active sequence; return the tokens committed, and the clock's readings."""
+) -> list[Round]:
+    """Decode one round of every active sequence."""
     before, start = clock.watch.read(), clock.mark()
     # 1. Draft: nothing is offered beyond the last token, which the target gives for free.
     drafts = drafter.draft({slot: structure.clamped(each.room - 1) for slot, each in active.items()})
@@ -186,4 +174,4 @@ def _step(
         chain = structure.branches == 1 and drafts[slot].tree.is_chain
         decided = Decided(drafts[slot], p[slot], decisions[slot], tokens, chain)
         each.rounds.append(record(decided, verifier, context, each.finish, marks, len(active)))
-    return sum(map(len, committed.values())), marks
+    return [each.rounds[-1] for each in active.values()]

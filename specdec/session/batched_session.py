@@ -5,11 +5,10 @@ Prompts are decoded in groups, each group by every method in turn; then each pro
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from specdec.batching.batch_calls import calibrate_batch
-from specdec.batching.batch_drafter import batch_drafter
-from specdec.batching.batch_target import BatchTarget, batch_target
+from specdec.batching.batch_parts import BatchTarget, as_one, batch_drafter, batch_target
 from specdec.batching.decode_batch import BatchDecoded, decode_batch
 from specdec.drafters.base import BatchDrafter, Drafter
 from specdec.errors import NumericsError
@@ -53,29 +52,28 @@ class BatchedSession(Session):
         return self._targets[id(arm.target)], self._drafters[id(arm.drafter)]
 
     def _together(self, arm: Arm, requests: Sequence[Request]) -> BatchDecoded:
-        target, drafter = self._batched(arm)
-        return decode_batch(
-            target=target,
-            drafter=drafter,
-            verifier=arm.verifier,
-            structure=arm.structure,
-            requests=requests,
-            clock=self._clock,
-        )
+        return decode_batch(*self._batched(arm), arm.verifier, arm.structure, requests, self._clock)
 
     def warm_up(self, prompt: Prompt, tokens: int, done: Callable[[int], None] = lambda _: None) -> None:
         """Decode a little with every method, in full batches of one prompt; untimed."""
         reference: tuple[int, ...] | None = None
         for arm in (*self._parts.plain, *self._parts.speculative):
             requests = [self._asked(arm, prompt, 0, reference, tokens) for _ in range(self._slots)]
-            reference = self._together(arm, requests).generations[0].tokens if reference is None else reference
+            output = self._together(arm, requests).generations[0].tokens
+            reference = reference or output  # every method decodes
             done(1)
 
     def calibrated(self, measure: Callable[[Target, Drafter], Calibration]) -> Calibration:
         """Return the times of calls on full batches of one text, and of drafts for all of them, shared evenly by the
         sequences.
         """
-        return calibrate_batch(*self._batched(self._parts.primary), measure)
+        found = measure(*as_one(*self._batched(self._parts.primary)))
+
+        def shared(times: dict[int, list[float]]) -> dict[int, list[float]]:
+            return {size: [each / self._slots for each in measured] for size, measured in times.items()}
+
+        draft = [each / self._slots for each in found.draft]
+        return replace(found, calls=shared(found.calls), draft=draft, drafts=shared(found.drafts))
 
     def decode_ahead(self, prompts: Sequence[Prompt], repeat: int, place: int) -> None:
         """Decode a group of prompts by every method, so that `run_prompt` finds what it asks for."""

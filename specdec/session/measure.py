@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from specdec import ranks
-from specdec.analysis.cost.cost_report import cost_report
+from specdec.analysis.cost.cost_report import CostReport
 from specdec.analysis.sections import counted
 from specdec.clock import Clock, clock_for
 from specdec.disturbance import watch_of
@@ -112,7 +112,7 @@ def measure(parts: Parts, cell: str, beginning: Beginning, heartbeat: Callable[[
             dtype = getattr(torch, target.describe()["dtype"])
             with stage("Measure the machine", "its memory and its arithmetic, for the cost of a call", told=False):
                 machine = measure_machine(target.device, dtype)
-            results.write_json("cost.json", cost_report(known["grid"], target.products(), machine).as_dict())
+            results.write_json("cost.json", CostReport(known["grid"], target.products(), machine).as_dict())
             budget.lap("cost model")
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from specdec.analysis.sections import counted
 from specdec.analysis.studies.all_drafters import PLAIN
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, DraftSize, typed
 from specdec.drafters import drafters
 from specdec.errors import UsageError
 from specdec.plan.compositions import composed_parts
@@ -18,6 +18,7 @@ from specdec.plan.time_budget import TimeBudget
 from specdec.progress import stage
 from specdec.session.arm import Arm
 from specdec.structures import structures
+from specdec.structures.chain import Chain
 from specdec.studies.base import Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import StudyArm, interleaved, outcome, outputs_of, prepare_target, warm_up
 from specdec.verifiers import verifiers
@@ -39,7 +40,7 @@ class AllDrafters(Study):
     name: Literal["all_drafters"]
     leave_out: list[str]
     drafters: dict[str, dict[str, Any]]
-    nodes: AtLeastOne
+    nodes: DraftSize
     shapes: list[Literal["chain", "tree"]]
     repeats: AtLeastOne
     budget_seconds: Positive | None
@@ -93,7 +94,7 @@ class AllDrafters(Study):
             shapes = [("default", own if can.deepest is None else own.clamped(can.deepest))]
             depth = self.nodes if can.deepest is None else min(self.nodes, can.deepest)
             if "chain" in self.shapes and depth == self.nodes:
-                shapes.append(("chain", structures.build({"name": "chain", "gamma": self.nodes})))
+                shapes.append(("chain", Chain(self.nodes)))
             if "tree" in self.shapes:
                 tree = composed_parts("none", "structure=tree")["structure"]
                 sizes = {"nodes": self.nodes, "depth": min(tree["depth"], depth)}

@@ -7,9 +7,8 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from math import nan
 from typing import Annotated, Any, Literal
 
@@ -17,21 +16,19 @@ import pandas as pd
 import torch
 from pydantic import Field
 
-from specdec.analysis.cost.cost_report import CostReport, cost_report
-from specdec.batching.batch_calls import BatchAsTarget, calibrate_batch
-from specdec.batching.batch_drafter import batch_drafter
-from specdec.batching.batch_target import BatchTarget, batch_target
+from specdec.analysis.cost.cost_report import CostReport
+from specdec.batching.batch_parts import BatchAsTarget, BatchTarget, as_one, batch_drafter, batch_target
 from specdec.batching.decode_batch import BatchDecoded, BatchStep, decode_batch
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, DraftSize, typed
 from specdec.cost_model import SimulatedCost, cost_of_fit
 from specdec.drafters.base import BatchDrafter, Drafter, drafters
 from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
 from specdec.plan.compositions import composed_parts
 from specdec.prompts import Prompt
-from specdec.records import Round, chain_tree
+from specdec.records import chain_tree
 from specdec.session.arm import seeded_request
-from specdec.structures import Structure, structures
+from specdec.structures.chain import Chain
 from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import outcome
 from specdec.text.streams import Stream
@@ -69,7 +66,7 @@ class Batching(Study):
     drafters: Annotated[list[str], Field(min_length=1)]
     drafter_settings: dict[str, dict[str, Any]]
     batches: Ascending[AtLeastOne]
-    gammas: Ascending[AtLeastOne]
+    gammas: Ascending[DraftSize]
     repeats: AtLeastOne
     texts: AtLeastOne
     texts_per_slot: AtLeastOne
@@ -132,7 +129,7 @@ class Batching(Study):
             sizes, alone = call_sizes(measurement.cost_rows, measurement.cost_dense), BatchAsTarget(rig.sized(1)[0])
             grid = time_calls(alone, rig.prompts[0].tokens, sizes, rig.contexts, timer)
             machine = measure_machine(target.device, getattr(torch, target.describe()["dtype"]))
-            report = cost_report(grid, target.products(), machine)
+            report = CostReport(grid, target.products(), machine)
             fit, source = report.as_dict(), "fitted by study batching to calls of the batched engine on one sequence"
             cost = cost_of_fit(fit, "batching", source)
             write_atomically(bench.folder / "batching.json", json.dumps({"cost": asdict(cost), **fit}, indent=1))
@@ -143,27 +140,21 @@ class Batching(Study):
             for batch in self.batches:
                 for name in names:
                     gammas = [gamma for other, gamma in rig.arms if other == name]
-                    measure = partial(
-                        calibrate,
-                        structure=_chain(gammas[-1]),
-                        prompt=prompt,
-                        trees=[chain_tree(gamma) for gamma in gammas],
-                        timer=bench.timer(f"batch/{name}/{batch}", self.calls),
-                        gammas=gammas,
-                    )
-                    found = calibrate_batch(*rig.sized(batch, name), measure)  # seconds of one sequence's share
+                    parts, trees = as_one(*rig.sized(batch, name)), [chain_tree(gamma) for gamma in gammas]
+                    timer = bench.timer(f"batch/{name}/{batch}", self.calls)
+                    found = calibrate(*parts, Chain(gammas[-1]), prompt, trees, timer, gammas)
                     for tokens, times in found.calls.items():
                         here = {"batch": batch, "context": found.context - 1, "tokens": tokens}
                         model_s = nan if cost is None else cost.seconds(batch * tokens, here["context"], batch)
                         calls += [
-                            {**here, "call": call, "seconds": each * batch, "model_s": model_s}
-                            for call, each in enumerate(times)
+                            {**here, "call": call, "seconds": seconds, "model_s": model_s}
+                            for call, seconds in enumerate(times)
                         ]
                     # A draft that proposed nothing has no time of its own in the calibration: it costs next to nothing.
                     drafts += [
-                        {"drafter": name, "gamma": gamma, "batch": batch, "call": call, "seconds": each * batch}
+                        {"drafter": name, "gamma": gamma, "batch": batch, "call": call, "seconds": seconds}
                         for gamma in gammas
-                        for call, each in enumerate(found.drafts[gamma] or [0.0])
+                        for call, seconds in enumerate(found.drafts[gamma] or [0.0])
                     ]
                     advance()
         return report, pd.DataFrame(calls), pd.DataFrame(drafts)
@@ -182,7 +173,7 @@ class Batching(Study):
                     prompts, order = of_repeat[: self._texts(batch)], [*[PLAIN] * PLAIN_RUNS, *arms]
                     random.Random(f"{seed}/{repeat}/{batch}").shuffle(order)
                     done = [(arm, rig.decoded(arm, batch, prompts, repeat)) for arm in order]
-                    plain = [decoded for arm, decoded in done if arm == PLAIN]
+                    plain, of_arm = [decoded for arm, decoded in done if arm == PLAIN], dict(done)
                     texts = plain[0].generations
                     bench.written.extend(
                         Stream(prompt.id, prompt.category, prompt.tokens, output.tokens)
@@ -193,19 +184,18 @@ class Batching(Study):
                         f"baseline_{name}": sum(each[name] for each in sums)
                         for name in ("tokens", "steps", "seconds", "all_seconds", "all_tokens")
                     }
-                    for (name, gamma), decoded in sorted(
-                        (each for each in done if each[0] != PLAIN), key=lambda each: arms.index(each[0])
-                    ):
-                        for _, rounds in _full(decoded, batch):
-                            offers.update((name, gamma, len(each.draft_tokens)) for each in rounds)
+                    for name, gamma in arms:
+                        decoded = of_arm[name, gamma]
+                        for step in (step for step in decoded.steps if len(step.rounds) == batch):
+                            offers.update((name, gamma, len(each.draft_tokens)) for each in step.rounds)
                         outcomes = Counter(
                             outcome(target, (str(place), gamma), output.prompt, expected.tokens, output.tokens)
                             for place, (expected, output) in enumerate(zip(texts, decoded.generations, strict=True))
                         )
                         line = {"repeat": repeat, "drafter": name, "gamma": gamma, "batch": batch}
                         line |= {"texts": len(prompts), **_measured(decoded, batch), **baseline}
-                        kinds = {"same": "same", "near_tie": "near-tie", "differs": "differs"}
-                        lines.append(line | {key: outcomes[kind] for key, kind in kinds.items()})
+                        kinds = ("same", "near-tie", "differs")
+                        lines.append(line | {kind.replace("-", "_"): outcomes[kind] for kind in kinds})
                     advance()
         counted = [(*key, rounds) for key, rounds in sorted(offers.items())]
         return pd.DataFrame(lines), pd.DataFrame(counted, columns=["drafter", "gamma", "offered", "rounds"])
@@ -247,58 +237,31 @@ class _Rig:
     def decoded(self, arm: Arm, batch: int, prompts: Sequence[Prompt], repeat: int) -> BatchDecoded:
         """Decode texts by a drafter and gamma, `batch` at once."""
         parts, seed, (name, gamma) = self.bench.parts, self.bench.plan.seed, arm
-        purposes, (target, drafter) = (f"draft/{repeat}", f"accept/{repeat}"), self.sized(batch, name)
+        purposes = f"draft/{repeat}", f"accept/{repeat}"
         requests = [
             seeded_request(parts.target, (prompt.id, prompt.tokens), parts.limit, seed, purposes) for prompt in prompts
         ]
-        return decode_batch(
-            target=target,
-            drafter=drafter,
-            verifier=parts.baseline.verifier,
-            structure=_chain(gamma),
-            requests=requests,
-            clock=self.bench.clock,
-        )
-
-
-def _chain(gamma: int) -> Structure:
-    return structures.build({"name": "chain", "gamma": gamma}) if gamma else _chain(1).resized(0)
-
-
-def _full(decoded: BatchDecoded, batch: int) -> Iterator[tuple[BatchStep, list[Round]]]:
-    """Yield the steps in which all slots were in use, with the rounds of their sequences."""
-    taken = [0] * len(decoded.generations)  # rounds of each text that are told
-    active, begun = list[int](), 0
-    for step in decoded.steps:
-        active += range(begun, begun + step.prefills)
-        begun += step.prefills
-        rounds = [decoded.generations[place].rounds[taken[place]] for place in active]
-        for place in active:
-            taken[place] += 1
-        active = [place for place in active if taken[place] < len(decoded.generations[place].rounds)]
-        if len(rounds) == batch:
-            yield step, rounds
+        clock, verifier = self.bench.clock, parts.baseline.verifier
+        return decode_batch(*self.sized(batch, name), verifier, Chain(gamma), requests, clock)
 
 
 def _measured(decoded: BatchDecoded, batch: int) -> dict[str, Any]:
     """Return the sums of a decoded set of texts, in the columns of `batching`."""
-    full = list(_full(decoded, batch))
-    sums = {
-        name: sum(getattr(step, name) for step, _ in full)
-        for name in ("tokens", "draft_s", "verify_s", "accept_s", "commit_s")
-    }
-    seconds = [step.draft_s + step.verify_s + step.accept_s + step.commit_s for step, _ in full]
-    rounds = len(full) * batch
-    every = decoded.steps
+    full = [step for step in decoded.steps if len(step.rounds) == batch]  # with every slot in use
+
+    def total(steps: Sequence[BatchStep], name: str) -> Any:
+        return sum(getattr(step, name) for step in steps)
+
+    drafts = [[len(each.draft_tokens) for each in step.rounds] for step in full]
+    tokens, rounds = total(full, "tokens"), len(full) * batch
     return {
-        **sums,
+        "tokens": tokens,
+        **{name: total(full, name) for name in ("draft_s", "verify_s", "accept_s", "commit_s", "seconds")},
         "steps": len(full),
         "rounds": rounds,
-        "tokens_per_round": sums["tokens"] / rounds,
-        "offered": sum(len(each.draft_tokens) for _, rows in full for each in rows),
-        "places": sum(batch * (1 + max(len(each.draft_tokens) for each in rows)) for _, rows in full),
-        "seconds": sum(seconds),
-        "all_tokens": sum(step.tokens for step in every),
-        "all_seconds": sum(step.draft_s + step.verify_s + step.accept_s + step.commit_s for step in every),
-        "prefill_s": sum(step.prefill_s for step in every),
+        "tokens_per_round": tokens / rounds,
+        "offered": sum(map(sum, drafts)),
+        "places": sum(batch * (1 + max(each)) for each in drafts),
+        **{f"all_{name}": total(decoded.steps, name) for name in ("tokens", "seconds")},
+        "prefill_s": total(decoded.steps, "prefill_s"),
     }

@@ -18,8 +18,7 @@ from specdec.prompts import first_turn
 from specdec.replay.rank_accuracy import RankCounts, rank_counts
 from specdec.structures import structures
 from specdec.structures.tree import given
-from specdec.studies.base import Ascending, Bench, Positive, Study, studies
-from specdec.studies.base.contract import halves_of
+from specdec.studies.base import Ascending, Bench, Positive, Study, halves_of, studies
 from specdec.studies.base.live_runs import StudyArm, host_times, prepare_target
 from specdec.studies.base.replayed import Strategy, built_lookups, replay
 from specdec.theory.trees import best_tree

@@ -19,7 +19,7 @@ from specdec.prompts import first_turn
 from specdec.records import Request
 from specdec.replay.expected_rounds import TextReplay
 from specdec.sampling import generator_for
-from specdec.structures import structures
+from specdec.structures.chain import Chain
 from specdec.studies.base import Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import StudyArm, interleaved, outputs_of, warm_up
 from specdec.verifiers.lenient import Lenient, LenientConfig
@@ -75,7 +75,6 @@ class Lenience(Study):
         bench.standardise(self.temperature)
         outputs: list[pd.DataFrame] = []
         alphas: list[dict[str, Any]] = []
-        chain = structures.build({"name": "chain", "gamma": 1})
         for form, of_form in made.items():
             rules = {each: Lenient(replace(self.lenient, form=form, lenience=each)) for each in leniences}
             drafting = replace(parts.primary, drafter=of_form[own["name"]])
@@ -93,7 +92,7 @@ class Lenience(Study):
                 for (name, drafter), (lenience, rule) in product(of_form.items(), rules.items()):
                     generator = generator_for(bench.plan.seed, stream.id, "alpha")
                     request = Request(stream.prompt, len(text), draft_generator=generator)
-                    along = TextReplay(drafter, parts.target, chain, text, request).agreement(rule)
+                    along = TextReplay(drafter, parts.target, Chain(1), text, request).agreement(rule)
                     keys = {"drafter": name, "own": name == own["name"], "form": form, "lenience": lenience}
                     place = {"stream": stream.id, "prompt": first_turn(stream.id)}
                     chances = {"chance": float(along.beta.sum()), "positions": int(along.proposed.sum())}

@@ -7,9 +7,9 @@ import random
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 import pandas as pd
@@ -107,8 +107,14 @@ class MtBench(Study):
         for method, answers in given.items():
             own = f"{target}-{method}-{values.verifier['name']}"
             name = f"{self.model_id or target}-{PLAIN}" if method == PLAIN else self.model_id or own
+            path, records = folder / "model_answer" / f"{name}.jsonl", list[str]()
+            for answer in sorted(answers, key=lambda each: (isinstance(each["question_id"], str), each["question_id"])):
+                told = json.dumps([name, *answer.values()])
+                about = {"answer_id": uuid.uuid5(uuid.NAMESPACE_URL, told).hex, "model_id": name}
+                records.append(json.dumps({"question_id": answer["question_id"], **about, **answer}) + "\n")
+            write_atomically(path, "".join(records))
             line = {"method": method, "verifier": values.verifier["name"], "model_id": name}
-            line["path"] = str(write_answers(folder, name, answers).relative_to(bench.folder))
+            line["path"] = str(path.relative_to(bench.folder))
             line |= {"questions": len(asked), "missing": wanted - sum(each["method"] == method for each in lines)}
             written.append(line | {"chat": parts.prompts.provenance["chat_template"] == "applied"})
         return {"outputs": pd.DataFrame(lines), "answers": pd.DataFrame(written)}
@@ -157,17 +163,3 @@ class MtBench(Study):
 
 def _turn(prompt: Prompt) -> Stream:
     return Stream(prompt.id, prompt.category, prompt.tokens, ())
-
-
-def write_answers(folder: Path, model_id: str, answers: Iterable[Mapping[str, Any]]) -> Path:
-    """Write and return `folder`/model_answer/`model_id`.jsonl, a line for each question in the order of their ids.
-
-    answers: by question_id, choices (of which the judge reads the first) and tstamp (Unix time).
-    """
-    path, lines = folder / "model_answer" / f"{model_id}.jsonl", []
-    for answer in sorted(answers, key=lambda each: (isinstance(each["question_id"], str), each["question_id"])):
-        own = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps([model_id, *answer.values()])).hex
-        record = {"question_id": answer["question_id"], "answer_id": own, "model_id": model_id, **answer}
-        lines.append(json.dumps(record) + "\n")
-    write_atomically(path, "".join(lines))
-    return path

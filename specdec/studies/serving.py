@@ -1,33 +1,54 @@
 """A server under load, simulated: continuous batching with and without speculation, from recorded acceptance and a cost
 model; and the closed condition of study `batching`, simulated to compare it with what was measured.
+
+Texts have accepted lengths, recorded or drawn from a law; the seconds of steps are measured here, fitted by a run, or
+published.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import product
+from math import nan
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from specdec.config import AtLeastOne, NonEmpty, Probability, typed
+from specdec.analysis.cost.call_cost import fit_server_calls
+from specdec.analysis.rounds import drafted
+from specdec.batching.batch_parts import batch_drafter, batch_target
+from specdec.batching.decode_batch import decode_batch
+from specdec.config import AtLeastOne, DraftSize, NonEmpty, Probability, typed, validated
+from specdec.cost_model import SimulatedCost, line_through, load_cost
+from specdec.drafters.base.lookup import Lookup
+from specdec.drafters.recorded import RecordedLengths
 from specdec.errors import UsageError
-from specdec.serving.arrivals import Arrival, arriving, drawn_texts
-from specdec.serving.policies import AdaptiveGamma, FixedGamma, Policy
-from specdec.serving.server import Served, serve
-from specdec.serving.step_seconds import StepSeconds
-from specdec.studies.base import Ascending, Bench, Positive, Study, studies
-from specdec.studies.base.serving_inputs import (
-    ServedTexts,
-    ServerCost,
-    arrival_times,
-    cost_of_server,
-    open_batches,
-    texts_along,
-    texts_of_run,
+from specdec.records import Request
+from specdec.replay.expected_rounds import lengths_ahead
+from specdec.serving.server import (
+    AdaptiveGamma,
+    Arrival,
+    FixedGamma,
+    Policy,
+    Served,
+    ServedText,
+    StepSeconds,
+    arriving,
+    drawn_texts,
+    serve,
 )
+from specdec.session.arm import seeded_request
+from specdec.structures.chain import Chain
+from specdec.studies.base import Ascending, Bench, Positive, Study, studies
+from specdec.studies.base.live_runs import host_seconds
+from specdec.targets.replay import Replay
+from specdec.text.streams import Stream
+from specdec.timing.shapes import time_drafts
 
 
 @typed
@@ -50,7 +71,7 @@ class ServingConfig:
     draft_growth: Probability | None
     overhead_growth: Probability | None
     slots: AtLeastOne
-    gammas: Ascending[AtLeastOne]
+    gammas: Ascending[DraftSize]
     loads: Ascending[Positive]
     arrival_times: NonEmpty | None
     requests: Annotated[int, Field(ge=2)]
@@ -64,23 +85,239 @@ class ServingConfig:
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """The parts of all simulations."""
+class ServedTexts:
+    """Texts for a server to write."""
 
-    config: ServingConfig
-    texts: ServedTexts
-    steps: StepSeconds
-    times: Sequence[float]  # recorded arrivals; empty for Poisson
+    texts: tuple[ServedText, ...]  # at least one
+    source: str  # words for where they come from
+    unknown: float = 0.0  # share of positions whose length is only known to be at least what stands there
 
-    def policies(self) -> list[Policy]:
-        """Return the policies as they begin, plain decoding first."""
-        gammas = self.config.gammas
-        return [*map(FixedGamma, (0, *gammas)), AdaptiveGamma(gammas, self.steps)]
+    def tokens_per_round(self, gamma: int) -> float:
+        """Return the tokens that a round commits on average, over all texts."""
+        return sum(each.tokens for each in self.texts) / sum(each.rounds(gamma) for each in self.texts)
+
+    @property
+    def cached(self) -> float:
+        """Mean tokens in the cache of a sequence, over all positions of all texts."""
+        total = sum(each.tokens * (each.prompt_tokens - 1 + (each.tokens - 1) / 2) for each in self.texts)
+        return total / sum(each.tokens for each in self.texts)
 
     def queue(self, seeds: list[int], size: int) -> Iterator[Arrival]:
         """Return drawn texts that all wait from the start."""
-        drawn = np.random.default_rng(seeds).integers(len(self.texts.texts), size=size)
-        return iter([Arrival(0.0, self.texts.texts[int(place)]) for place in drawn])
+        drawn = np.random.default_rng(seeds).integers(len(self.texts), size=size)
+        return iter([Arrival(0.0, self.texts[int(place)]) for place in drawn])
+
+
+def texts_along(bench: Bench, streams: Sequence[Stream], gammas: Sequence[int]) -> ServedTexts:
+    """Return the target's greedy texts with the lengths that the run's drafter would have accepted at these gammas.
+    UsageError: see `lengths_ahead`; or the drafter drafts fewer tokens.
+    """
+    drafter, target, deepest = bench.parts.chosen.drafter, bench.parts.target, max(gammas)
+    most = drafter.capabilities.deepest
+    if most is not None and most < deepest:
+        raise UsageError(
+            f"Bad value study.gammas: drafter {bench.values.drafter['name']!r} drafts {most} tokens at most, not "
+            f"{deepest}; lower them."
+        )
+    chains = [Chain(gamma) for gamma in gammas]
+    drafter.prepare(max(len(each.prompt) + len(each.generated) for each in streams) + deepest + 1, chains[-1])
+    texts = []
+    with bench.progress("accepted lengths", len(streams)) as advance:
+        for stream in streams:
+            by_gamma = lengths_ahead(drafter, target, chains, stream)
+            texts.append(ServedText(len(stream.prompt), by_gamma[deepest], by_gamma))
+            advance()
+    tokens = sum(each.tokens for each in texts)
+    source = f"{len(texts):,} greedy texts of {bench.parts.prompts.name}, {tokens:,} tokens, {bench.parts.chosen.label}"
+    return ServedTexts(tuple(texts), source)
+
+
+def texts_of_run(folder: Path, method: str | None, deepest: int) -> ServedTexts:
+    """Return the texts of a finished run on chains, by its rounds.
+
+    A round that begins at s and commits n tokens says that a round at s + k would commit at least n - k, for a drafter
+    whose proposals depend on the text before them; exactly that where a rejection was seen. Rounds of all gammas are
+    joined; a position that no rejection bounds keeps what is known, so that acceptance is rather under- than
+    overstated. UsageError for no such folder, drafter or gamma.
+
+    method: the drafter's name in the run; None where it has one only.
+    """
+    path = folder / "rounds.parquet"
+    if not path.is_file():
+        raise UsageError(f"Bad value study.run: {path} does not exist; give the output folder of a finished run.")
+    columns = ["method", "gamma", "repeat", "prompt", "round", "context", "committed", "rejected", "offered_nodes"]
+    rounds = drafted(pd.read_parquet(path, columns=[*columns, "offered"]))
+    methods = list(rounds["method"].unique())
+    chosen = method or (methods[0] if len(methods) == 1 else None)
+    if chosen not in methods:
+        raise UsageError(f"Bad value study.method={method}: {folder} has rounds of {', '.join(methods)}; give one.")
+    rounds = rounds[(rounds["method"] == chosen) & (rounds["repeat"] == 0)]
+    if (rounds["offered_nodes"] > rounds["offered"]).any():
+        raise UsageError(f"Bad value study.run={folder}: its drafts branch; a server is simulated for chains.")
+    if rounds["gamma"].max() < deepest:
+        raise UsageError(
+            f"Bad value study.gammas: {folder} drafted {rounds['gamma'].max()} tokens at most, not {deepest}; lower "
+            "them, or run with a larger structure.gamma."
+        )
+    texts, unknown, positions = [], 0, 0
+    for _, mine in rounds.groupby("prompt", sort=False):
+        first = int(mine["context"].min())  # of the prompt, the root included
+        size = int(mine.groupby("gamma")["committed"].sum().min())
+        lengths, exact = [1] * size, [False] * size
+        for context, committed, rejected in mine[["context", "committed", "rejected"]].itertuples(index=False):
+            for ahead in range(committed):
+                place = context - first + ahead
+                if place < size and committed - ahead >= lengths[place]:
+                    lengths[place], exact[place] = committed - ahead, exact[place] or bool(rejected)
+        texts.append(ServedText(first, tuple(lengths)))
+        unknown, positions = unknown + size - sum(exact), positions + size
+    tokens = sum(each.tokens for each in texts)
+    source = f"{len(texts):,} texts of the run in {folder}, {tokens:,} tokens, drafter {chosen}"
+    return ServedTexts(tuple(texts), source, unknown / positions)
+
+
+@dataclass(frozen=True)
+class ServerCost:
+    """The costs of a server's steps, and the times that they were fitted to."""
+
+    steps: StepSeconds  # by a cost model, with the growth of draft and overhead where the person gives none
+    # calls that were timed here
+    call_times: pd.DataFrame = field(
+        default_factory=partial(pd.DataFrame, columns=["k", "w", "context", "seconds"], dtype=float)
+    )
+    error: tuple[float, float] = (nan, nan)  # of the largest batch, by a fit that saw only smaller ones: median, worst
+
+
+def cost_of_server(bench: Bench, config: ServingConfig) -> ServerCost:
+    """Return the costs: those of `study.cost`, else those of the run, else those of target=replay, else measured here.
+    UsageError: see `load_cost`; or a target that takes no batches.
+    """
+    target, drafter = bench.parts.target, bench.parts.chosen.drafter
+    looks_up = drafter.looks_up if isinstance(drafter, RecordedLengths) else isinstance(drafter, Lookup)
+    if config.cost is not None or config.run is not None:
+        cost = load_cost(str(config.cost or config.run))
+        measured = cost.source.startswith("measured by the run")  # of one sequence on that machine, by depth of a draft
+        return ServerCost(StepSeconds(cost, measured or not looks_up, float(measured), float(measured)))
+    if isinstance(target, Replay):
+        own = drafter.cost if isinstance(drafter, RecordedLengths) else None
+        cost = target.cost if own is None else validated(SimulatedCost, {**asdict(target.cost), "draft": vars(own)})
+        return ServerCost(StepSeconds(cost, own is not None or not looks_up, 0.0, 0.0))
+    if "rows" not in target.capabilities.evaluations or "rows" not in target.capabilities.structures:
+        raise UsageError(
+            f"Bad value study.cost=null: target {bench.plan.target_values['name']!r} takes no batches that could be "
+            "timed; give the name of a cost model, such as study.cost=h100_llama31_8b."
+        )
+    # Time calls on batches, drafts by depth, and what a round takes besides, on one prompt; fit all three.
+    prompt, gammas, slots = bench.parts.prompts.prompts[0].tokens, config.gammas, config.slots
+    batches = sorted({1 << power for power in range(slots.bit_length())} | {slots})
+    asked = [(batch, gamma) for batch in batches for gamma in (0, *gammas)]
+    times = bench.time_calls(prompt, asked, config.contexts, config.calls, config.seconds, ("rows",))
+    coefficients, error = fit_server_calls(times)
+    timer = bench.timer("drafts", config.calls, config.seconds)
+    drafts = time_drafts(target, drafter, [Chain(gamma) for gamma in gammas], prompt, timer)
+    by_depth = drafts.groupby("depth")["seconds"].median().to_dict() if len(drafts) else {}
+    fixed, step = line_through(by_depth) if by_depth else (0.0, 0.0)
+    output = bench.parts.primary.decode(Request(prompt, min(32, bench.parts.limit)), bench.clock)
+    _, _, rest = host_seconds(output, bench.clock)
+    values = {
+        **dict.fromkeys(("token_s", "weights_s", "lookup_s", "lookup_share"), 0.0),
+        **coefficients,
+        **{"name": "measured", "tile": 1, "overlap": False, "overhead_s": fmean(rest)},
+        "source": f"calls on batches, drafts and commits timed in this run, {len(times):,} calls",
+        "draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0},
+    }
+    cost = validated(SimulatedCost, values, where="cost")
+    growth = _live_growth(bench, prompt, gammas[-1], slots)
+    return ServerCost(StepSeconds(cost, True, *growth), times, (error.median, error.worst))
+
+
+_LIVE_TOKENS = 16  # of each text that is decoded to see what further sequences add
+
+
+def _live_growth(bench: Bench, prompt: Sequence[int], gamma: int, slots: int) -> tuple[float, float]:
+    """Decode one text alone and `slots` times at once; return the growth of drafts and of what follows the call."""
+    parts, drafts, rest = bench.parts, dict[int, float](), dict[int, float]()
+    for batch in sorted({1, slots}):
+        requests = [
+            seeded_request(parts.target, (f"live {place}", prompt), _LIVE_TOKENS, bench.plan.seed, ("draft", "accept"))
+            for place in range(batch)
+        ]
+        target, drafter = batch_target(parts.target, batch), batch_drafter(parts.chosen.drafter, parts.target, batch)
+        decoded = decode_batch(target, drafter, parts.primary.verifier, Chain(gamma), requests, bench.clock)
+        full = [step for step in decoded.steps if len(step.rounds) == batch]
+        full = full[1:] or full  # the first step meets cold caches
+        drafts[batch] = median(step.draft_s for step in full)
+        rest[batch] = median(step.accept_s + step.commit_s for step in full)
+        bench.heartbeat()
+    return _growth(pd.Series(drafts)), _growth(pd.Series(rest))
+
+
+def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) -> tuple[pd.DataFrame, ServerCost]:
+    """Read what study `batching` measured of a drafter: batch, gamma (0 without drafts), repeat, and tokens, steps and
+    seconds while every slot was in use; and the costs by its cost model of calls on one sequence, its timed drafts, and
+    the rest of its steps. UsageError for no output folder of the study, or a drafter, gammas or slots that it has not.
+    """
+    paths = {name: folder / f"{name}.parquet" for name in ("batching", "drafts")}
+    model = folder / "batching.json"
+    if not all(path.is_file() for path in (*paths.values(), model)):
+        raise UsageError(
+            f"Bad value study.batching={folder}: this is no output folder of +experiment=batching; give one."
+        )
+    live, drafts = (pd.read_parquet(path) for path in paths.values())
+    mine = live[live["drafter"] == drafter]
+    if mine.empty:
+        names = ", ".join(sorted(live["drafter"].unique()))
+        raise UsageError(f"Bad value study.batching={folder}: it measured {names}, not drafter {drafter!r}; use one.")
+    lacking = sorted(set(gammas) - set(mine["gamma"]))
+    if lacking or slots > mine["batch"].max():
+        raise UsageError(
+            f"Bad value study.batching={folder}: it measured gammas {', '.join(map(str, sorted(set(mine['gamma']))))} "
+            f"and batches up to {mine['batch'].max()}; lower study.gammas or study.slots to those."
+        )
+    columns = ["tokens", "steps", "seconds"]
+    plain = mine[["batch", "repeat", *(f"baseline_{name}" for name in columns)]].drop_duplicates(["batch", "repeat"])
+    plain = plain.rename(columns=lambda name: name.removeprefix("baseline_")).assign(gamma=0)
+    lines = pd.concat([plain, mine[["batch", "gamma", "repeat", *columns]]], ignore_index=True)
+    # To the cost of calls: drafts and the rest of a step, those of the smallest batch and what further sequences add.
+    timed = drafts[drafts["drafter"] == drafter].groupby(["gamma", "batch"])["seconds"].median().unstack("batch")
+    fixed, step = line_through(timed[timed.columns.min()].to_dict())
+    rest = mine.assign(rest=mine["seconds"] - mine["draft_s"] - mine["verify_s"]).groupby("batch")[["rest", "steps"]]
+    overhead = rest.sum()["rest"] / rest.sum()["steps"]
+    values = json.loads(model.read_text(encoding="utf-8"))["cost"]
+    values |= {"draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0}, "overhead_s": float(overhead.iloc[0])}
+    values |= {"source": f"calls on one sequence, drafts and steps of {folder}"}
+    cost = validated(SimulatedCost, values, where="cost")
+    return lines, ServerCost(StepSeconds(cost, True, _growth(timed.sum()), _growth(overhead)))
+
+
+def _growth(seconds: pd.Series) -> float:
+    """Return the share of the seconds of the smallest batch that each further sequence adds, by the largest; 0 to 1.
+    `seconds` are by batch, ascending.
+    """
+    smallest, largest = int(seconds.index[0]), int(seconds.index[-1])
+    if largest == smallest or not seconds.iloc[0] > 0:
+        return 0.0
+    return float(np.clip((seconds.iloc[-1] / seconds.iloc[0] - 1) / (largest - smallest), 0.0, 1.0))
+
+
+def arrival_times(path: Path) -> list[float]:
+    """Read the seconds at which requests arrived: a JSON list of numbers, or a number on each line. UsageError for no
+    such file, or not at least two ascending numbers that differ.
+    """
+    try:
+        content = path.read_text(encoding="utf-8")
+        read = json.loads(content) if content.lstrip().startswith("[") else content.split()
+        times = [float(each) for each in read]
+    except (OSError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"Bad value study.arrival_times={path}: cannot be read as numbers ({reason}).") from None
+    ordered = all(before <= after for before, after in zip(times, times[1:], strict=False))
+    if len(times) < 2 or not ordered or not times[0] < times[-1] < float("inf"):
+        raise UsageError(f"Bad value study.arrival_times={path}: give at least two ascending seconds that differ.")
+    return times
+
+
+_SUMS = ("tokens", "steps", "seconds")
 
 
 @studies.register("serving")
@@ -129,15 +366,14 @@ class Serving(Study):
         else:
             texts = texts_along(bench, bench.texts(), gammas)
         if cost is None or config.cost is not None:
-            sizes = sorted({1 << power for power in range(config.slots.bit_length())} | {config.slots})
-            shapes = {"batches": sizes, "gammas": gammas, "contexts": config.contexts}
-            cost = cost_of_server(bench, config.cost, config.run, shapes, config.calls, config.seconds)
-        given = config.draft_growth, config.overhead_growth
-        draft, overhead = (own if each is None else each for own, each in zip(cost.growth, given, strict=True))
-        sums = batches.groupby(["batch", "gamma"])[["seconds", "steps"]].sum()
-        measured = (sums["seconds"] / sums["steps"]).to_dict()
-        steps = StepSeconds(cost.cost, cost.model_drafts, draft, overhead, measured)
-        plan = _Plan(config, texts, steps, times)
+            cost = cost_of_server(bench, config)
+        own = {name: getattr(config, name) for name in ("draft_growth", "overhead_growth")}
+        sums = batches.groupby(["gamma", "batch"])[["seconds", "steps"]].sum()
+        means = (sums["seconds"] / sums["steps"]).groupby("gamma")
+        lines = {int(gamma): part.droplevel("gamma") for gamma, part in means}
+        measured = {gamma: (line.index.to_numpy(), line.to_numpy()) for gamma, line in lines.items()}
+        growth = {name: value for name, value in own.items() if value is not None}
+        steps = replace(cost.steps, measured=measured, **growth)
         step_times = [
             (batch, gamma, steps.step(batch, gamma, batch * texts.cached), texts.tokens_per_round(gamma))
             for gamma in (0, *gammas)
@@ -148,78 +384,81 @@ class Serving(Study):
             "unknown": texts.unknown,
             "prompt_tokens": fmean(each.prompt_tokens for each in texts.texts),
             "output_tokens": fmean(each.tokens for each in texts.texts),
-            "cost": cost.cost.source if batches.empty else f"steps measured by {config.batching}",
+            "cost": steps.cost.source if batches.empty else f"steps measured by {config.batching}",
             "error_median": cost.error[0],
             "error_worst": cost.error[1],
-            "draft_growth": draft,
-            "overhead_growth": overhead,
+            "draft_growth": steps.draft_growth,
+            "overhead_growth": steps.overhead_growth,
             "slots": config.slots,
             "arrivals": "arrivals at recorded times" if times else "Poisson arrivals",
             **{name: getattr(config, name) for name in ("requests", "warmup", "replications", "target_factor")},
-            "target_s": float("nan") if config.target_s is None else config.target_s,
+            "target_s": nan if config.target_s is None else config.target_s,
         }
         return {
             "recording": pd.DataFrame([recording]),
             "call_times": cost.call_times,
             "step_times": pd.DataFrame(step_times, columns=["batch", "gamma", "seconds", "tokens_per_round"]),
-            **_simulated(bench, plan),
+            **self._simulated(bench, texts, steps, times),
             "measured_batches": batches,
-            "closed": _closed(plan, batches),
+            "closed": self._closed(texts, steps, batches),
         }
 
+    def _closed(self, texts: ServedTexts, steps: StepSeconds, measured: pd.DataFrame) -> pd.DataFrame:
+        """Serve a queue with slots that are always full, by each batch and gamma that was measured."""
+        lines = []
+        cells = measured[measured["gamma"].isin((0, *self._config.gammas))][["batch", "gamma"]].drop_duplicates()
+        for batch, gamma in cells.sort_values(["batch", "gamma"]).itertuples(index=False, name=None):
+            for by, seconds in (("measured", steps), ("model", replace(steps, measured={}))):
+                queue = texts.queue([self._config.replications, 4], 64 + 8 * batch)
+                full = [each for each in serve(queue, FixedGamma(gamma), seconds, batch).steps if each.batch == batch]
+                sums = sum(each.tokens for each in full), len(full), sum(each.seconds for each in full)
+                lines.append((by, batch, gamma, *sums))
+        return pd.DataFrame(lines, columns=["by", "batch", "gamma", *_SUMS])
 
-_SUMS = ("tokens", "steps", "seconds")
+    def _policies(self, steps: StepSeconds) -> list[Policy]:
+        """Return the policies as they begin, plain decoding first."""
+        gammas = self._config.gammas
+        return [*map(FixedGamma, (0, *gammas)), AdaptiveGamma(gammas, steps)]
 
+    def _simulated(
+        self, bench: Bench, texts: ServedTexts, steps: StepSeconds, times: Sequence[float]
+    ) -> dict[str, pd.DataFrame]:
+        """Serve a queue that never empties by every policy, and count what finishes while all slots are full; then
+        serve every load, over the capacity of plain decoding, by every policy, several times.
 
-def _closed(plan: _Plan, measured: pd.DataFrame) -> pd.DataFrame:
-    """Serve a queue with slots that are always full, by each batch and gamma that was measured; see `Serving`."""
-    lines = []
-    cells = measured[measured["gamma"].isin((0, *plan.config.gammas))][["batch", "gamma"]].drop_duplicates()
-    for batch, gamma in cells.sort_values(["batch", "gamma"]).itertuples(index=False, name=None):
-        for by, steps in (("measured", plan.steps), ("model", replace(plan.steps, measured={}))):
-            queue = plan.queue([plan.config.replications, 4], 64 + 8 * batch)
-            served = serve(queue, FixedGamma(gamma), steps, batch)
-            full = [each for each in served.steps if each.batch == batch]
-            sums = sum(each.tokens for each in full), len(full), sum(each.seconds for each in full)
-            lines.append((by, batch, gamma, *sums))
-    return pd.DataFrame(lines, columns=["by", "batch", "gamma", *_SUMS])
-
-
-def _simulated(bench: Bench, plan: _Plan) -> dict[str, pd.DataFrame]:
-    """Serve a queue that never empties by every policy, and count what finishes while all slots are full; then serve
-    every load, over the capacity of plain decoding, by every policy, several times.
-    """
-    config, slots, lines = plan.config, plan.config.slots, []
-    for replication in range(config.replications):
-        for policy in plan.policies():
-            served = serve(plan.queue([replication, 3], 12 * slots), policy, plan.steps, slots)
-            ends = sorted(each.finished for each in served.requests if each.finished is not None)
-            begin, end = ends[2 * slots - 1], max(each.admitted or 0.0 for each in served.requests)
-            finished = sum(begin < each <= end for each in ends)
-            tokens = sum(each.tokens for each in served.steps if begin < each.start + each.seconds <= end)
-            lines.append((policy.name, replication, finished, tokens, end - begin))
-    full = pd.DataFrame(lines, columns=["policy", "replication", "requests", "tokens", "seconds"])
-    plain = full[full["policy"] == FixedGamma(0).name]
-    most = float(plain["requests"].sum() / plain["seconds"].sum())
-    # By text, the latency of a request on an idle server that does not speculate.
-    alone: dict[int, float] = {}
-    for text in plan.texts.texts:
-        cached, steps = text.prompt_tokens - 1, plan.steps
-        rounds = sum(steps.step(1, 0, cached + place) for place in range(text.tokens))
-        alone[id(text)] = steps.prefill(1, cached) + rounds
-    parts: dict[str, list[pd.DataFrame]] = {"served": [], "served_steps": [], "simulations": []}
-    with bench.progress("simulating", len(config.loads) * len(plan.policies()) * config.replications) as advance:
-        for load in config.loads:
-            for replication in range(config.replications):
-                for policy in plan.policies():
+        times: recorded arrivals; empty for Poisson.
+        """
+        config, slots, lines = self._config, self._config.slots, []
+        for replication in range(config.replications):
+            for policy in self._policies(steps):
+                served = serve(texts.queue([replication, 3], 12 * slots), policy, steps, slots)
+                ends = sorted(each.finished for each in served.requests if each.finished is not None)
+                begin, end = ends[2 * slots - 1], max(each.admitted or 0.0 for each in served.requests)
+                finished = sum(begin < each <= end for each in ends)
+                tokens = sum(each.tokens for each in served.steps if begin < each.start + each.seconds <= end)
+                lines.append((policy.name, replication, finished, tokens, end - begin))
+        full = pd.DataFrame(lines, columns=["policy", "replication", "requests", "tokens", "seconds"])
+        plain = full[full["policy"] == FixedGamma(0).name]
+        most = float(plain["requests"].sum() / plain["seconds"].sum())
+        # By text, the latency of a request on an idle server that does not speculate.
+        alone: dict[int, float] = {}
+        for text in texts.texts:
+            cached = text.prompt_tokens - 1
+            rounds = sum(steps.step(1, 0, cached + place) for place in range(text.tokens))
+            alone[id(text)] = steps.prefill(1, cached) + rounds
+        parts: dict[str, list[pd.DataFrame]] = {"served": [], "served_steps": [], "simulations": []}
+        simulations = list(product(config.loads, range(config.replications)))
+        with bench.progress("simulating", len(simulations) * len(self._policies(steps))) as advance:
+            for load, replication in simulations:
+                for policy in self._policies(steps):
                     rate, seed = load * most, bench.plan.seed + replication
-                    arrivals = arriving(rate, plan.texts.texts, seed, plan.times)
-                    served = serve(arrivals, policy, plan.steps, slots, config.warmup + config.requests)
+                    arrivals = arriving(rate, texts.texts, seed, times)
+                    served = serve(arrivals, policy, steps, slots, config.warmup + config.requests)
                     keys = {"policy": policy.name, "load": load, "rate": rate, "replication": replication}
                     for name, table in _tables(served, config.warmup, config.requests, alone).items():
                         parts[name].append(table.assign(**keys))
                     advance()
-    return {"capacity": full, **{name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}}
+        return {"capacity": full, **{name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}}
 
 
 def _tables(served: Served, warmup: int, count: int, alone: Mapping[int, float]) -> dict[str, pd.DataFrame]:
@@ -234,13 +473,11 @@ def _tables(served: Served, warmup: int, count: int, alone: Mapping[int, float])
         [(s.batch, s.gamma, s.seconds, s.tokens) for s in served.steps if begin < s.start + s.seconds <= end],
         columns=["batch", "gamma", "seconds", "tokens"],
     )
-    grouped = steps.groupby(["batch", "gamma"]).agg(
-        steps=("seconds", "size"), seconds=("seconds", "sum"), tokens=("tokens", "sum")
-    )
+    grouped = steps.assign(steps=1).groupby(["batch", "gamma"], as_index=False).sum()
     line: dict[str, Any] = {"window_s": end - begin, "little": abs(served.area / served.sojourn_s - 1)}
     for name, at in (("queue_begin", begin), ("queue_end", end)):
         line[name] = sum(
             each.arrived <= at and (each.admitted is None or each.admitted > at) for each in served.requests
         )
     line["prefill_share"] = served.prefill_s / served.ended
-    return {"served": requests, "served_steps": grouped.reset_index(), "simulations": pd.DataFrame([line])}
+    return {"served": requests, "served_steps": grouped, "simulations": pd.DataFrame([line])}

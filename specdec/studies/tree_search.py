@@ -11,17 +11,17 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from specdec.analysis.cost.round_seconds import RoundSeconds, round_seconds
+from specdec.analysis.cost.round_seconds import RoundSeconds
 from specdec.analysis.studies.tree_search import CHOSEN, PLAIN
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, DraftSize, typed
 from specdec.errors import UsageError
 from specdec.prompts import first_turn
 from specdec.records import Tree
 from specdec.replay.rank_accuracy import RankCounts, along, rank_counts, total
 from specdec.structures import structures
+from specdec.structures.chain import Chain
 from specdec.structures.tree import TokenTree, given, save_tree
-from specdec.studies.base import Ascending, Bench, Positive, Study, studies
-from specdec.studies.base.contract import halves_of
+from specdec.studies.base import Ascending, Bench, Positive, Study, halves_of, studies
 from specdec.studies.base.live_runs import StudyArm, host_times, interleaved, outputs_of, prepare_target
 from specdec.theory.trees import RankedTree, best_tree, choose_tree, expected_tokens
 from specdec.timing.calls import call_sizes
@@ -51,7 +51,7 @@ class TreeSearch(Study):
 
     name: Literal["tree_search"]
     budgets: Ascending[AtLeastOne]
-    depth: AtLeastOne
+    depth: DraftSize
     ranks: AtLeastOne
     branching: AtLeastOne
     beam: AtLeastOne
@@ -83,14 +83,14 @@ class TreeSearch(Study):
         sizes = [(1, n) for n in sorted({0, *self.budgets, *call_sizes(self.budgets[-1], 4)})]
         calls = bench.time_calls(fitted[0].prompt, sizes, self.contexts, self.calls, self.seconds)
         shapes = [structures.build(given(tree.parents)) for tree in dict.fromkeys(trees.values())]
-        shapes += [structures.build(_chain(gamma)) for gamma in depths]
+        shapes += map(Chain, depths)
         drafts = time_drafts(target, drafter, shapes, fitted[0].prompt, bench.timer("drafts", self.calls))
         drafts["shape"] = drafts["structure"].map(lambda place: shapes[place].name)
         plain = StudyArm({"arm": PLAIN}, bench.parts.baseline)
         host = host_times(bench, [plain, largest], fitted[0], 1, self.probe_tokens)
         times = {"block_times": calls.assign(repeat=0), "draft_times": drafts, "host_times": host}
         positions = [len(stream.prompt) + place for stream in fitted for place in range(len(stream.generated))]
-        seconds = round_seconds(**times, context=fmean(positions) if positions else 1.0)
+        seconds = RoundSeconds(**times, context=fmean(positions) if positions else 1.0)
         arms = self._arms(bench, accuracy, trees, seconds)
         drafting = [
             self._arm(bench, line["arm"], json.loads(line["structure"]))
@@ -145,7 +145,8 @@ class TreeSearch(Study):
         for gamma in range(1, self.depth + 1):
             tokens = expected_tokens(range(-1, gamma - 1), [0] * gamma, accuracy)
             size = (gamma, gamma, gamma)
-            lines.append((f"chain {gamma}", "chain", *size, tokens, seconds.chain(gamma), json.dumps(_chain(gamma))))
+            values = json.dumps({"name": "chain", "gamma": gamma})
+            lines.append((f"chain {gamma}", "chain", *size, tokens, seconds.chain(gamma), values))
 
         def of_tree(arm: str, shape: str, n: int, tree: RankedTree) -> tuple[Any, ...]:
             nodes, depth = len(tree), Tree(tree.parents).depth
@@ -162,13 +163,9 @@ class TreeSearch(Study):
         drafter, rule = bench.parts.chosen.drafter.capabilities, bench.parts.primary.verifier.capabilities
         if "dynamic" in drafter.fills & rule.handles:
             for n in self.budgets:
-                values = {"name": "dynamic", "nodes": n, "depth": self.depth}
-                values |= {"branching": self.branching, "beam": self.beam}
-                built = structures.build(values)
-                lines.append((f"dynamic {n}", "dynamic", n, built.nodes, built.gamma, nan, nan, json.dumps(values)))
+                asked = {"name": "dynamic", "nodes": n, "depth": self.depth}
+                asked |= {"branching": self.branching, "beam": self.beam}
+                built = structures.build(asked)
+                lines.append((f"dynamic {n}", "dynamic", n, built.nodes, built.gamma, nan, nan, json.dumps(asked)))
         columns = ["arm", "shape", "budget", "nodes", "depth", "tokens", "seconds", "structure"]
         return pd.DataFrame(lines, columns=columns)
-
-
-def _chain(gamma: int) -> dict[str, Any]:
-    return {"name": "chain", "gamma": gamma}

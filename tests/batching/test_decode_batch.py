@@ -6,8 +6,7 @@ import pytest
 import torch
 from fixtures.drafting import chain, rows
 
-from specdec.batching.batch_drafter import batch_drafter
-from specdec.batching.batch_target import batch_target
+from specdec.batching.batch_parts import batch_drafter, batch_target
 from specdec.batching.decode_batch import decode_batch
 from specdec.clock import CpuClock, SimulatedClock
 from specdec.decode import generate
@@ -167,21 +166,16 @@ def plain_steps(small_target, group_values, make_structure):
     """Plain decoding of five requests in two slots: a text of n tokens takes n steps."""
     target = small_target("ngram", 5, temperature=1.0)
     drafter = drafters.build(group_values("drafter", "none"), target=target)
-    return decode_batch(
-        target=batch_target(target, 2),
-        drafter=batch_drafter(drafter, target, 2),
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=make_structure("chain", 1).resized(0),
-        requests=requests(limits=[4, 1, 3, 6, 1]),
-        clock=Ticking(),
-    )
+    batch, plain = (batch_target(target, 2), batch_drafter(drafter, target, 2)), make_structure("chain", 1).resized(0)
+    greedy, asked = verifiers.build({"name": "greedy"}), requests(limits=[4, 1, 3, 6, 1])
+    return decode_batch(*batch, greedy, plain, asked, Ticking())
 
 
 def test_a_free_slot_is_given_to_the_next_request(plain_steps):
     """Who is at work when follows from the limits: the fourth text has company in its first step only."""
     assert [len(each.tokens) for each in plain_steps.generations] == [4, 1, 3, 6, 1]
-    assert [len(step.slots) for step in plain_steps.steps] == [2] * 5 + [1] * 5
-    assert [step.prefills for step in plain_steps.steps] == [2, 1, 0, 0, 2, 0, 0, 0, 0, 0]
+    assert [len(step.rounds) for step in plain_steps.steps] == [2] * 5 + [1] * 5
+    assert [step.prefill_s for step in plain_steps.steps] == [2, 1, 0, 0, 2, 0, 0, 0, 0, 0]  # a second for each
     assert [row.batch for row in plain_steps.generations[3].rounds] == [2, 1, 1, 1, 1, 1]
     assert sum(step.tokens for step in plain_steps.steps) == 15
 

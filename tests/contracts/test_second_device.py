@@ -15,9 +15,7 @@ from fixtures.decoding import decode
 from fixtures.second_device import DEVICE, drawing_from, second_device, waits
 from fixtures.tiny_models import unprobed
 
-from specdec.batching.batch_calls import calibrate_batch
-from specdec.batching.batch_drafter import batch_drafter
-from specdec.batching.batch_target import batch_target
+from specdec.batching.batch_parts import as_one, batch_drafter, batch_target
 from specdec.batching.decode_batch import decode_batch
 from specdec.certification.greedy_identity import PROMPT, own_greedy
 from specdec.certification.tiny_models import load_tiny_model
@@ -173,14 +171,10 @@ def test_batches(same, make_structure, drafter):
     shape = "tree" if "tree" in DRAFTERS[drafter].fills else min(DRAFTERS[drafter].fills)
 
     def act(target, single):
-        done = decode_batch(
-            target=batch_target(target, 2),
-            drafter=batch_drafter(single, target, 2),
-            verifier=verifiers.build({"name": "greedy" if shape == "dynamic" else "speculative_sampling"}),
-            structure=make_structure(shape, 2),
-            requests=[asked(target, single, place, 3 + place) for place in range(3)],
-            clock=CpuClock(),
-        )
+        batch = batch_target(target, 2), batch_drafter(single, target, 2)
+        rule = verifiers.build({"name": "greedy" if shape == "dynamic" else "speculative_sampling"})
+        requests = [asked(target, single, place, 3 + place) for place in range(3)]
+        done = decode_batch(*batch, rule, make_structure(shape, 2), requests, CpuClock())
         return [generation.tokens for generation in done.generations]
 
     same(drafter, act, 0.0 if shape == "dynamic" else 1.0)
@@ -220,15 +214,15 @@ def test_measurements(same, make_structure, drafter):
             return Timer(SimulatedClock(), 1, generator_for(0, "p", "cost"))
 
         chain, trees = make_structure("chain", 2), [chain_tree(2), make_structure("tree", 2).tree]
-        batch = batch_target(target, 2), batch_drafter(drafter, target, 2)
-        shared = calibrate_batch(*batch, lambda *pair: calibrate(*pair, chain, PROMPT, trees, timer(), (1, 2)))
+        batch = as_one(batch_target(target, 2), batch_drafter(drafter, target, 2))
+        together = calibrate(*batch, chain, PROMPT, trees, timer(), (1, 2))
         alone = calibrate(target, drafter, chain, PROMPT, trees, timer(), (1, 2))
         cells = time_calls(target, PROMPT, [1, 3], [4], timer())["cells"]
         shapes = time_shapes(target, PROMPT, [(1, 0), (2, 2)], [5], timer(), ("packed", "rows"))
         drafts = time_drafts(target, drafter, [make_structure("tree", 2)], PROMPT, timer())
         untimed = [{key: value for key, value in cell.items() if key != "seconds"} for cell in cells]
         tables = [table.drop(columns="seconds").to_dict("list") for table in (shapes, drafts)]
-        return sorted(shared.calls), sorted(alone.calls), sorted(alone.drafts), untimed, tables
+        return sorted(together.calls), sorted(alone.calls), sorted(alone.drafts), untimed, tables
 
     same(drafter, act)
 

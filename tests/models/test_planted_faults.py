@@ -17,7 +17,7 @@ from fixtures.faulty_architecture import (
 )
 from fixtures.plain_laws import plain_greedy
 
-from specdec.batching.batch_target import batch_target
+from specdec.batching.batch_parts import batch_target
 from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, Scattered
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models.comparison import Comparison

@@ -14,7 +14,7 @@ from fixtures.plain_laws import plain_greedy
 from fixtures.recurrent_families import recurrent_model
 
 from specdec import hub
-from specdec.batching.batch_target import batch_target
+from specdec.batching.batch_parts import batch_target
 from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, PROMPT, Scattered
 from specdec.drafters import drafters
 from specdec.drafters.small_model import SmallModel

@@ -18,7 +18,7 @@ from specdec.records import EMPTY, Draft, Request, chain_tree
 from specdec.replay.expected_rounds import Agreement, Starts, TextReplay, expected_walk, lengths_ahead
 from specdec.replay.walk import TextStates
 from specdec.sampling import generator_for
-from specdec.serving.arrivals import ServedText
+from specdec.serving.server import ServedText
 from specdec.text.streams import Stream
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)

@@ -119,6 +119,14 @@ def test_logits_that_are_not_finite_end_the_run_with_what_there_is(tmp_path, mon
     assert set(rounds["prompt"]) == {prompts[0].id} and rounds.groupby(["method", "gamma"]).ngroups == 3
 
 
+def test_every_method_is_warmed_up(tmp_path, monkeypatch):
+    parts = open_parts(plan(config_of(NGRAM, "measurement.batch_size=2")))
+    warmed, together = [], BatchedSession._together
+    monkeypatch.setattr(BatchedSession, "_together", lambda *given: warmed.append(given[1]) or together(*given))
+    BatchedSession(parts, "cell", ResultsFolder(tmp_path), SimulatedClock()).warm_up(parts.prompts.prompts[0], 2)
+    assert warmed == [*parts.plain, *parts.speculative]
+
+
 def test_later_turns_and_advice_are_refused(monkeypatch):
     config = config_of(NGRAM, "measurement.batch_size=2")
     plain = open_parts(plan(config_of(NGRAM))).prompts

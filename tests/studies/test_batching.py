@@ -8,7 +8,7 @@ import pytest
 from specdec.batching.decode_batch import BatchDecoded, BatchStep
 from specdec.config import validated
 from specdec.cost_model import SimulatedCost
-from specdec.studies.batching import _full, _measured
+from specdec.studies.batching import _measured
 
 SMALL = ("study.batches=[1,3]", "study.gammas=[1,2]", "study.repeats=2", "study.texts=2", "study.calls=2")
 PROMPTS = "prompts.tokens=[[0,1,2,0,1,2,0],[1,1,2,1,1,2,1],[2,0,2,0,2,0],[0,0,1,0,0,1]]"
@@ -62,22 +62,16 @@ def test_a_model_has_a_cost_model_of_its_calls(study, tiny_target, tmp_path):
     assert "The cost model fitted to calls on a single sequence predicted ngram " in found.sections[0].text[0]
 
 
-def step(tokens, prefills=0, slots=2):
-    return BatchStep(tuple(range(slots)), tokens, 0.5, 1.0, 0.25, 0.25, prefills, 0.125)
-
-
-def text(*drafts):
-    return SimpleNamespace(rounds=[SimpleNamespace(draft_tokens=(0,) * draft) for draft in drafts])
+def step(*rounds):
+    """A step of 2 seconds with the draft tokens and the committed ones of each sequence."""
+    sizes = [SimpleNamespace(draft_tokens=(0,) * draft, committed=(0,) * tokens) for draft, tokens in rounds]
+    return BatchStep(sizes, 0.5, 1.0, 0.25, 0.25, 0.125)
 
 
 def test_only_steps_with_every_slot_in_use_count():
     """Two slots and three texts of 2, 3 and 2 rounds: the second slot has no text any more in the last step."""
-    texts = [text(4, 0), text(1, 2, 0), text(3, 3)]
-    steps = [step(5, prefills=2), step(3), step(4, prefills=1), step(2, slots=1)]
-    decoded = BatchDecoded(texts, steps)
-    widths = [[len(each.draft_tokens) for each in rounds] for _, rounds in _full(decoded, 2)]
-    assert widths == [[4, 1], [0, 2], [0, 3]]
-    sums = _measured(decoded, 2)
+    steps = [step((4, 3), (1, 2)), step((0, 1), (2, 2)), step((0, 1), (3, 3)), step((3, 2))]
+    sums = _measured(BatchDecoded([], steps), 2)
     assert (sums["steps"], sums["rounds"], sums["tokens"], sums["all_tokens"]) == (3, 6, 12, 14)
     assert (sums["seconds"], sums["all_seconds"], sums["prefill_s"]) == (6.0, 8.0, 0.5)
     assert sums["places"] == 2 * (5 + 3 + 4) and sums["offered"] == 10

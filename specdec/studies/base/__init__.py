@@ -1,5 +1,5 @@
 """The contract of a study, what several studies share, and how one is run."""
 
-from specdec.studies.base.contract import Ascending, Bench, Positive, Study, studies
+from specdec.studies.base.contract import Ascending, Bench, Positive, Study, halves_of, studies
 
-__all__ = ["Ascending", "Bench", "Positive", "Study", "studies"]
+__all__ = ["Ascending", "Bench", "Positive", "Study", "halves_of", "studies"]

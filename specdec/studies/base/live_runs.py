@@ -81,7 +81,7 @@ class Decoded:
             "category": stream.category,
             "tokens": len(self.output.tokens),
             "rounds": len(rounds),
-            "seconds": decoding_seconds(self.output, clock),
+            "seconds": sum(clock.seconds(each.start, each.committed) for each in marks),
             "draft_s": sum(clock.seconds(each.start, each.drafted) for each in marks),
             "verify_s": sum(clock.seconds(each.drafted, each.verified) for each in marks),
             "offered": sum(each.tree.depth for each in rounds),
@@ -197,11 +197,6 @@ def outcome(target: Target, key: tuple[str, int], prompt: Sequence[int], expecte
     """
     parted = explain(target, key, prompt, expected, written)
     return "same" if parted is None else "near-tie" if parted.explained else "differs"
-
-
-def decoding_seconds(output: Generation, clock: Clock) -> float:
-    """Return the seconds of all rounds of a text, prefill apart."""
-    return sum(clock.seconds(each.marks.start, each.marks.committed) for each in output.rounds)
 
 
 def host_seconds(output: Generation, clock: Clock) -> tuple[list[int], list[float], list[float]]:

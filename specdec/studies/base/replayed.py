@@ -109,8 +109,7 @@ def replay(
             stream = streams[number]
             key = {**strategies[strategy].keys, "stream": stream.id, "category": stream.category}
             prompt, context = first_turn(stream.id), len(stream.prompt) - 1 + (row["tokens"] + 1) / 2
-            paths = sum(value * count for (name, _, value), count in histograms.items() if name == "allotment")
-            lines.append({**key, **row, "context": context, "paths": paths, "prompt": prompt})
+            lines.append({**key, **row, "context": context, "prompt": prompt})
             counts += [
                 {**key, "histogram": name, "strategy": source, "value": value, "count": count, "prompt": prompt}
                 for (name, source, value), count in histograms.items()
@@ -171,6 +170,7 @@ class _Replayer:
             "accepted": int(rounds.accepted.sum()),
             "rejections": int(rounds.rejected.sum()),
             "proposals": int((rounds.nodes > 0).sum()),
+            "paths": int(rounds.leaves.sum()),
         }
         sources = [rounds.strategies[number] for number in rounds.strategy.tolist()]
         histograms: Counter[tuple[str, str, int]] = Counter()

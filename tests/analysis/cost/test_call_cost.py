@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.cost.call_cost import CallCost, call_table, fit_cost, fit_server_calls, held_out
+from specdec.analysis.cost.call_cost import CallCost, call_table, fit_cost, fit_server_calls, held_out, predicted_calls
 from specdec.analysis.cost.cost_figure import cost_figure
-from specdec.analysis.cost.cost_report import cost_report
+from specdec.analysis.cost.cost_report import CostReport
 from specdec.cost_model import DraftCost, SimulatedCost
+from specdec.theory.distinct_experts import distinct_experts
 from specdec.theory.roofline import Product
 
 PRODUCTS = (
@@ -97,7 +98,7 @@ def test_no_other_parameters_have_smaller_relative_errors():
 
 
 def test_metrics_words_and_figure_of_a_run():
-    report = cost_report({"cells": cells(model(), noise=0.01), "complete": True}, PRODUCTS, MACHINE)
+    report = CostReport({"cells": cells(model(), noise=0.01), "complete": True}, PRODUCTS, MACHINE)
     assert set(report.metrics) == {"cost/fit_error", "cost/ridge_n", "cost/bandwidth_share"}
     assert report.context == 512 and report.metrics["cost/fit_error"] < 0.03
     weights = 2 * (2 * 8 * 320 * 320 + 320 * 4096)
@@ -118,7 +119,7 @@ def test_metrics_words_and_figure_of_a_run():
 def test_a_disturbed_call_does_not_flatten_the_figure():
     stalled = cells(model(), noise=0.01)
     stalled[5]["seconds"] = [100 * value for value in stalled[5]["seconds"]]
-    figure = cost_figure(cost_report({"cells": stalled, "complete": True}, PRODUCTS, MACHINE), title="stalled")
+    figure = cost_figure(CostReport({"cells": stalled, "complete": True}, PRODUCTS, MACHINE), title="stalled")
     assert figure.axes[0].get_ylim()[1] < 20
     assert "1 point above the top" in figure.get_supxlabel().replace("\n", " ")
 
@@ -153,3 +154,24 @@ def test_a_largest_batch_that_goes_another_way_shows_in_its_error():
     table.loc[table["k"] == 8, "seconds"] *= 2
     _, error = fit_server_calls(table)
     assert error.median == pytest.approx(0.5) and error.worst == pytest.approx(0.5)
+
+
+TOKENS = np.arange(1, 9)
+READS = 10 + 3 * distinct_experts([0.25] * 8, TOKENS)
+
+
+@pytest.mark.parametrize(("reading", "computing"), [(2.0, 0.5), (2.0, 0.0), (0.0, 3.0)])
+def test_two_calls_tell_what_reading_and_computing_cost(reading, computing):
+    seconds = reading * READS + computing * TOKENS
+    seen = np.where(np.isin(TOKENS, (1, 5)), seconds, np.nan)  # the others are predicted unseen
+    assert predicted_calls(TOKENS, READS, seen, (1, 5)) / seconds == pytest.approx(1)
+
+
+def test_a_call_is_never_predicted_to_gain_by_tokens():
+    predicted = predicted_calls(TOKENS, READS, 5 + 0.01 * TOKENS, (1, 8))
+    assert predicted / READS == pytest.approx(predicted[0] / READS[0])
+
+
+def test_one_call_tells_too_little():
+    with pytest.raises(ValueError, match=r"calls on \[1, 99\] tokens tell no two coefficients"):
+        predicted_calls(TOKENS, READS, READS, (1, 99))

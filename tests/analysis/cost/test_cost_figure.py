@@ -3,7 +3,7 @@
 import numpy as np
 
 from specdec.analysis.cost.cost_figure import cost_figure
-from specdec.analysis.cost.cost_report import CostReport, cost_report
+from specdec.analysis.cost.cost_report import CostReport
 from specdec.theory.roofline import Product
 
 PRODUCTS = [Product("mlp", 1024, 4096, 1, 2, 1)]
@@ -18,7 +18,7 @@ def report(spoilt: tuple[int, ...] = ()) -> CostReport:
         for context in (64, 128)
         for n in SIZES
     ]
-    return cost_report({"cells": cells, "complete": True}, PRODUCTS, MACHINE)
+    return CostReport({"cells": cells, "complete": True}, PRODUCTS, MACHINE)
 
 
 def fits(found: CostReport) -> list[np.ndarray]:
@@ -44,6 +44,6 @@ def test_a_fit_is_drawn_where_it_holds_and_not_between_sizes_where_it_fails():
 
 def test_a_fit_that_holds_nowhere_is_not_drawn():
     cells = [{"rows": n, "context": 64, "seconds": [1e-3 * (1 + 4 * (place % 2))]} for place, n in enumerate(SIZES)]
-    found = cost_report({"cells": cells, "complete": True}, PRODUCTS, MACHINE)
+    found = CostReport({"cells": cells, "complete": True}, PRODUCTS, MACHINE)
     assert not found.holds.any() and all(np.isnan(line).all() for line in fits(found))
     assert "No line: the fit" in caption(found) and "black" not in caption(found) and "cross" not in caption(found)

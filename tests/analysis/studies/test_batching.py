@@ -11,7 +11,7 @@ from oracles.calls import break_even_batch
 
 from specdec.analysis.comparisons import interval
 from specdec.analysis.sections import About, findings
-from specdec.analysis.studies.batching import batch_numbers, committed_in_words, committed_study, write_committed
+from specdec.analysis.studies.batching import BatchNumbers, committed_in_words, committed_study, write_committed
 
 ABOUT = About("none on pocket (float32), a computer", "stdlib_code", False, 300, 1)
 BATCHES, GAMMAS = (1, 2, 4, 8, 16, 32), (2, 4)
@@ -29,38 +29,33 @@ def widest(drafter, gamma, batch):
     return 1 + gamma * (1 if drafter == "steady" else 1 - (1 - OFFERS) ** batch)
 
 
+def cells(**levels):
+    return pd.MultiIndex.from_product(map(list, levels.values()), names=[*levels]).to_frame(index=False)
+
+
 def tables(repeats=4, noise=0.0, model=True):
-    generator, lines, offers, drafts, calls = np.random.default_rng(0), [], [], [], []
+    generator, lines, offers = np.random.default_rng(0), [], []
     for repeat, drafter, gamma, batch in product(range(repeats), GAIN, GAMMAS, BATCHES):
         factor, width = 1 + noise * generator.normal(), widest(drafter, gamma, batch)
         verify, draft = factor * seconds(batch * width) * STEPS, STEP * gamma * batch * STEPS
-        tokens = round(GAIN[drafter][gamma] * STEPS * batch)
         lines.append(
-            {"repeat": repeat, "drafter": drafter, "gamma": gamma, "batch": batch, "texts": batch, "tokens": tokens}
-            | {"rounds": STEPS * batch, "steps": STEPS, "places": STEPS * batch * width, "offered": 0}
-            | {"seconds": verify + draft, "draft_s": draft, "verify_s": verify, "accept_s": 0.0, "commit_s": 0.0}
-            | {"prefill_s": 1.0, "tokens_per_round": tokens / STEPS / batch, "baseline_tokens": STEPS * batch}
-            | {"baseline_steps": STEPS, "baseline_seconds": seconds(batch) * STEPS, "same": batch}
-            | {"near_tie": 0, "differs": 0}
+            {"repeat": repeat, "drafter": drafter, "gamma": gamma, "batch": batch, "steps": STEPS}
+            | {"tokens": round(GAIN[drafter][gamma] * STEPS * batch), "rounds": STEPS * batch}
+            | {"places": STEPS * batch * width, "seconds": verify + draft, "draft_s": draft, "verify_s": verify}
+            | {"baseline_tokens": STEPS * batch, "baseline_steps": STEPS, "baseline_seconds": seconds(batch) * STEPS}
+            | {"same": batch, "near_tie": 0, "differs": 0}
         )
     for drafter, gamma in product(GAIN, GAMMAS):
         shares = {gamma: 1.0} if drafter == "steady" else {gamma: OFFERS, 0: 1 - OFFERS}
         offers += [{"drafter": drafter, "gamma": gamma, "offered": k, "rounds": 1000 * s} for k, s in shares.items()]
-        drafts += [
-            {"drafter": drafter, "gamma": gamma, "batch": batch, "call": call, "seconds": STEP * gamma * batch}
-            for batch, call in product(BATCHES, range(3))
-        ]
-    for batch, tokens, call in product(BATCHES, (1, 3, 5), range(3)):
-        told = 1.1 * seconds(batch * tokens) if model else float("nan")
-        calls.append(
-            {"batch": batch, "tokens": tokens, "context": 300, "call": call, "seconds": seconds(batch * tokens)}
-            | {"model_s": told}
-        )
+    drafts = cells(drafter=GAIN, gamma=GAMMAS, batch=BATCHES, call=range(3))
+    calls = cells(batch=BATCHES, tokens=(1, 3, 5), context=[300], call=range(3))
+    calls = calls.assign(seconds=seconds(calls["batch"] * calls["tokens"]))
     return {
         "batching": pd.DataFrame(lines),
         "offers": pd.DataFrame(offers),
-        "drafts": pd.DataFrame(drafts),
-        "calls": pd.DataFrame(calls),
+        "drafts": drafts.assign(seconds=STEP * drafts["gamma"] * drafts["batch"]),
+        "calls": calls.assign(model_s=(1.1 if model else float("nan")) * calls["seconds"]),
         "cost": pd.DataFrame([{"context": 300, "rows": 64, "error": 0.02, "prompts": 100, "largest": 20}]),
         "skipped": pd.DataFrame(columns=["reason", "category", "count"]),
     }
@@ -68,7 +63,7 @@ def tables(repeats=4, noise=0.0, model=True):
 
 @pytest.fixture(scope="module")
 def exact():
-    return batch_numbers(tables(), 200, 1)
+    return BatchNumbers(tables(), 200, 1)
 
 
 def expected(drafter, gamma, batch):
@@ -114,7 +109,7 @@ def test_the_best_gamma_is_the_fastest_and_not_chosen_by_the_repeat_that_it_is_j
         lines.assign(gamma=gamma, seconds=np.random.default_rng(gamma).uniform(0.5, 1.5, len(lines)))
         for gamma in GAMMAS
     )
-    found = batch_numbers(lucky | {"batching": same}, 50, 1)
+    found = BatchNumbers(lucky | {"batching": same}, 50, 1)
     own, judged = same.groupby("repeat")["seconds"].min().sum(), same.groupby("gamma")["seconds"].sum().min()
     chosen = lines["tokens"].sum() / found.of("steady")["rate"].iloc[0]  # seconds of all repeats
     assert chosen > own and chosen >= judged - 1e-9
@@ -153,7 +148,7 @@ def test_the_gamma_of_each_batch_is_told_as_vllm_takes_it():
     (said,) = (text for text in findings("batching", named, ABOUT).sections[0].text if "To serve it" in text)
     assert "moody" not in said and "format of vLLM 0.33.0" in said
     (told,) = re.findall(r'`"num_speculative_tokens_per_batch_size": (.*?)`', said)
-    numbers = batch_numbers(made, ABOUT.replicates, ABOUT.seed)
+    numbers = BatchNumbers(made, ABOUT.replicates, ABOUT.seed)
     for place, batch in enumerate(BATCHES):
         paying = {}
         for gamma in GAMMAS:
@@ -169,7 +164,7 @@ def test_the_gamma_of_each_batch_is_told_as_vllm_takes_it():
 def test_a_committed_study_says_what_the_study_said(tmp_path):
     made, path = tables(repeats=4, noise=0.02), tmp_path / "batching.json"
     made["batching"] = made["batching"].query("drafter != 'moody' or gamma == 2")
-    numbers = batch_numbers(made, 50, 1)
+    numbers = BatchNumbers(made, 50, 1)
     assert numbers.gammas_of("moody") == [2] and numbers.gammas_of("steady") == [2, 4]
     assert numbers.of("moody")["speedup"].tolist() == numbers.of("moody", 2)["speedup"].tolist()
     machine = {"command": "a", "date": "b", "clock": "c", "cpu": {"model": "d"}}

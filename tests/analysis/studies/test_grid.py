@@ -8,14 +8,14 @@ import pytest
 from fixtures.grid_tables import FASTER, PROMPTS, K, W, live, replay, tables, times, whole
 
 from specdec.analysis.sections import About, findings
-from specdec.analysis.studies.grid import best, grid, steadiness, whole_runs
+from specdec.analysis.studies.grid import WholeRuns, best, grid, steadiness
 
 ABOUT = About("mixed on pocket (float32), a machine", "stdlib_code", False, 500, 0)
 
 
 @pytest.mark.slow
 def test_whole_runs_have_the_mean_and_the_deviation_of_the_runs():
-    found = whole_runs(whole(), 200, 0)
+    found = WholeRuns(whole(), 200, 0)
     chosen, usual = found.shapes.to_dict("records")
     by_run = [2 / factor for factor in FASTER]
     assert (chosen["k"], chosen["w"], chosen["runs"]) == (5, 4, 3) and (usual["k"], usual["w"]) == (10, 10)
@@ -25,7 +25,7 @@ def test_whole_runs_have_the_mean_and_the_deviation_of_the_runs():
     assert (chosen["tokens"], usual["tokens"]) == (2, 3) and chosen["identical"] == pytest.approx(11 / 12)
     # All runs together: 18 s over 9 s; every text is alike, so other prompts would change nothing.
     assert (found.lead.estimate, found.lead.low, found.lead.high) == pytest.approx((0.5, 0.5, 0.5))
-    alone = whole_runs(whole((10, 10), (1.0,)).drop_duplicates(["k", "w", "stream"]), 200, 0)
+    alone = WholeRuns(whole((10, 10), (1.0,)).drop_duplicates(["k", "w", "stream"]), 200, 0)
     assert alone.lead is None and len(alone.shapes) == 1 and np.isnan(alone.shapes["deviation"].iloc[0])
     said = findings("grid", tables(), ABOUT)
     (section,) = (section for section in said.sections if section.title == "Whole runs")

@@ -29,19 +29,14 @@ def tables(prompts=8):
             for lenience, alpha in zip(LENIENCES, values, strict=True):
                 alphas.append(
                     {"drafter": drafter, "own": drafter == "small_model", "form": form, "lenience": lenience}
-                    | {"stream": name, "prompt": name, "positions": positions}
-                    | {"chance": alpha * positions + noise}
+                    | {"stream": name, "prompt": name, "positions": positions, "chance": alpha * positions + noise}
                 )
                 if drafter == "bigram":
                     continue
                 rounds = int(generator.integers(20, 40))
                 accepted = int(rounds * 4 * alpha / 2)
-                outputs.append(
-                    line(form, lenience, name, rounds, accepted)
-                    | {"tv": 0.2 * (1 - lenience) * (rounds + accepted), "otherwise": 0.25 * rounds * (1 - lenience)}
-                )
-        for form in ("sampled", "greedy"):
-            outputs.append(line(form, 0.0, name, 50, 0) | {"offered": 0, "draft_s": 0.0, "tv": 0.0, "otherwise": 0.0})
+                outputs.append(line(form, lenience, name, rounds, accepted))
+        outputs += [line(form, 0.0, name, 50, 0) for form in ("sampled", "greedy")]
     return {
         "outputs": pd.DataFrame(outputs),
         "alphas": pd.DataFrame(alphas),
@@ -51,12 +46,14 @@ def tables(prompts=8):
 
 
 def line(form, lenience, prompt, rounds, accepted):
-    offered = GAMMA * rounds
+    drafts, tokens = lenience > 0, rounds + accepted
+    offered, loss = GAMMA * rounds * drafts, (1 - lenience) * drafts
     return {
         **{"form": form, "lenience": lenience, "repeat": 0, "stream": prompt, "prompt": prompt, "category": ""},
-        **{"tokens": rounds + accepted, "rounds": rounds, "draft_s": STEP * offered, "verify_s": CALL * rounds},
-        **{"seconds": (CALL + STEP * GAMMA * (lenience > 0)) * rounds, "offered": offered, "accepted": accepted},
-        **{"rejected": rounds // 2, "offers": rounds * (lenience > 0), "log_likelihood": -1.5 * (rounds + accepted)},
+        **{"tokens": tokens, "rounds": rounds, "draft_s": STEP * offered, "verify_s": CALL * rounds},
+        **{"seconds": CALL * rounds + STEP * offered, "offered": offered, "accepted": accepted},
+        **{"rejected": rounds // 2, "offers": rounds * drafts, "log_likelihood": -1.5 * tokens},
+        **{"tv": 0.2 * loss * tokens, "otherwise": 0.25 * rounds * loss},
     }
 
 

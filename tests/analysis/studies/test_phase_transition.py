@@ -8,7 +8,7 @@ import pytest
 from fixtures.call_times import call_times
 
 from specdec.analysis.sections import About, findings
-from specdec.analysis.studies.phase_transition import growth, product_lines, roofline_ridge, shape_effect, slowdowns
+from specdec.analysis.studies.phase_transition import Growth, product_lines, roofline_ridge, shape_effect, slowdowns
 from specdec.theory.roofline import Product, call_bytes, call_flops, ridge_rows, threshold
 
 ABOUT = About("model, machine", "prompts", simulated=False, replicates=10, seed=0)
@@ -35,21 +35,16 @@ def block_times(law=flat_then_linear, contexts=(50, 500), calls=3, evaluation="p
 
 def intensity_of(times):
     cells = times[["k", "w", "context", "evaluation", "rows_evaluated"]].drop_duplicates()
-    rows = [
-        {
-            "product": product.name,
-            "inputs": product.inputs or 0,
-            "outputs": product.outputs or 0,
-            **cell,
-            "bytes": product.bytes(cell["context"]),
-            "flops": product.flops(cell["rows_evaluated"], cell["context"]),
-            "operations_per_byte": product.intensity(cell["rows_evaluated"], cell["context"]),
-            "threshold": threshold(BANDWIDTH, THROUGHPUT),
-        }
-        for cell in cells.to_dict("records")
-        for product in PRODUCTS
+    n, context, bound = cells["rows_evaluated"], cells["context"], threshold(BANDWIDTH, THROUGHPUT)
+    of_products = [
+        cells.assign(
+            **{"product": each.name, "inputs": each.inputs or 0, "outputs": each.outputs or 0, "threshold": bound},
+            **{"bytes": each.bytes(context), "flops": each.flops(n, context)},
+            operations_per_byte=each.intensity(n, context),
+        )
+        for each in PRODUCTS
     ]
-    return pd.DataFrame(rows)
+    return pd.concat(of_products, ignore_index=True)
 
 
 def found_in(times):
@@ -114,7 +109,7 @@ def test_tiles_are_named_only_where_calls_do_not_overlap(undrawn):
     text = text_of(found_in(block_times(tiled)))
     assert "from 8 to 9 (+20%)" in text
     scattered = block_times(tiled, noise=(0.6, 1.0, 1.4))
-    assert growth(scattered, 500).steps(64) == []
+    assert Growth(scattered, 500).steps(64) == []
 
 
 def test_one_disturbed_call_moves_neither_sentence_nor_curve(undrawn):

@@ -21,9 +21,7 @@ def about(prompts, title="mixed on pocket (float32), a machine"):
 
 
 def topk(prompts, gain):
-    lines = [
-        ("b", k, 1, f"p{p}", f"p{p}", "c", 20.0, 40, 40 - gain * k) for k in (1, 2, 8) for p in range(4)
-    ]  # fmt: skip
+    lines = [("b", k, 1, f"p{p}", f"p{p}", "c", 20.0, 40, 40 - gain * k) for k in (1, 2, 8) for p in range(4)]
     names = ["drafter", "k", "w", "prompt", "stream", "category", "context", "tokens", "rounds"]
     skipped = pd.DataFrame(columns=["reason", "category", "count"])
     return FinishedStudy("topk", {"topk": pd.DataFrame(lines, columns=names), "skipped": skipped}, about(prompts), "")

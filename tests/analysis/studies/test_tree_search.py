@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from fixtures.call_times import call_times
 
-from specdec.analysis.cost.round_seconds import round_seconds
+from specdec.analysis.cost.round_seconds import RoundSeconds
 from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.tree_search import CHOSEN, PLAIN, tree_search
 
@@ -78,15 +78,15 @@ def tables(arms=ARMS, prompts=8, identical=True):
 
 def test_seconds_of_a_round_follow_the_law():
     made = tables()
-    found = round_seconds(made["block_times"], made["draft_times"], made["host_times"], context=50)
+    found = RoundSeconds(made["block_times"], made["draft_times"], made["host_times"], context=50)
     for nodes, depth in [(0, 0), (1, 1), (3, 2), (10, 4), (16, 1)]:
         assert found.tree(nodes, depth) == pytest.approx(seconds(nodes, depth), rel=1e-6)
     assert found.chain(2) == pytest.approx(seconds(2, 2) - FIXED - 2 * NODE), "a chain is drafted in its own way"
     assert found.level == pytest.approx(LEVEL) and found.outside(0) == pytest.approx(STEP + REST)
     assert np.isnan(found.tree(17, 1)), "larger calls were not timed"
     falling = made["draft_times"].assign(seconds=lambda table: 1e-3 - 1e-5 * table["nodes"])
-    draft = round_seconds(made["block_times"], falling, made["host_times"], context=50).draft
-    assert min(draft) == 0 and draft[0] > 0, "a draft never gets cheaper with size"
+    found = RoundSeconds(made["block_times"], falling, made["host_times"], context=50)
+    assert found.node == 0 <= found.level and found.fixed > 0, "a draft never gets cheaper with size"
 
 
 def test_speedups_are_measured_and_predicted_and_differences_to_the_chosen_tree_are_paired():

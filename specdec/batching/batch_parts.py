@@ -1,17 +1,26 @@
-"""A target for several sequences at once: one call evaluates the root and the draft of each, at its own length."""
+"""Target and drafter for several sequences at once: one call evaluates the root and the draft of each, at its own
+length; any drafter works, because each slot may have an ordinary one, which shares weights and tables with the others.
+A batch with the same text in every slot is shown as one target and one drafter, to time its calls and drafts.
+"""
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from specdec.drafters.base import BatchDrafter, Drafter
 from specdec.errors import NumericsError, UsageError
+from specdec.models.decoder import CachedModel
 from specdec.models.memory import available_bytes
 from specdec.models.ragged_decoder import RaggedDecoder
 from specdec.records import Draft, TextStart
 from specdec.sampling import checked_probabilities
+from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.targets.table import Table
@@ -201,3 +210,96 @@ class TableBatch(BatchTarget):
 
     def discard(self, slot: int) -> None:
         self._tables[slot].discard()
+
+
+def batch_drafter(drafter: Drafter, target: Target, slots: int) -> BatchDrafter:
+    """Return a drafter of at most `slots` texts at once that drafts as `drafter` does, which was made for `target`: its
+    own (`Drafter.batched`), or one for each slot.
+    """
+    own = drafter.batched(slots)
+    return BatchDrafter([twin(drafter, target) for _ in range(slots)]) if own is None else own
+
+
+def twin(drafter: Drafter, target: Target) -> Drafter:
+    """Return a copy of a drafter with a text of its own; it shares the target, weights, tables and tokenizers, none of
+    which decoding changes.
+    """
+    own = [target, *vars(target).values()]
+    return copy.deepcopy(drafter, {id(each): each for each in [*own, *_unchanged(drafter, set(map(id, own)))]})
+
+
+def _unchanged(value: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield the parts of a drafter that decoding does not change: networks, tokenizers, and tables of numbers outside a
+    decoder, whose cache is the text's own. `seen` are ids of objects that are not looked into again.
+    """
+    if id(value) in seen or value is None or isinstance(value, str | bytes | int | float | type):
+        return
+    seen.add(id(value))
+    if isinstance(value, nn.Module | Tensor | np.ndarray) or hasattr(value, "convert_ids_to_tokens"):
+        yield value
+    elif isinstance(value, CachedModel):
+        yield value.model
+    elif isinstance(value, Mapping | list | tuple | set | frozenset):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _unchanged(each, seen)
+    elif type(value).__module__.startswith("specdec."):
+        for each in getattr(value, "__dict__", {}).values():
+            yield from _unchanged(each, seen)
+
+
+def as_one(target: BatchTarget, drafter: BatchDrafter) -> tuple[Target, Drafter]:
+    """Return the batch as one target and one drafter, for what times calls and drafts in turn."""
+    whole = BatchAsTarget(target)
+    return whole, _BatchAsDrafter(drafter, whole)
+
+
+class BatchAsTarget(Target):
+    """A target whose calls evaluate root and draft in every slot: the slots' own drafts, or another one in all."""
+
+    def __init__(self, batch: BatchTarget) -> None:
+        self.batch, self.slots, own = batch, range(batch.slots), batch.target
+        self.drafts: dict[int, Draft] = {}  # the slots' own last ones
+        self.vocab_size, self.context_length, self.end_tokens = own.vocab_size, own.context_length, own.end_tokens
+        self.device, self.sampling, self.model = own.device, own.sampling, own.model
+        self.capabilities = own.capabilities
+
+    def start(self, text: TextStart) -> None:
+        self.batch.reserve(text.capacity)
+        for slot in self.slots:
+            self.batch.start(slot, text)
+
+    def verify(self, draft: Draft) -> Tensor:
+        p = self.batch.verify(self.drafts if draft is self.drafts.get(0) else dict.fromkeys(self.slots, draft))[0]
+        self.logits = self.batch.logits[0]
+        return p
+
+    def commit(self, path: Sequence[int], next_token: int) -> None:
+        for slot in self.slots:
+            self.batch.commit(slot, path, next_token)
+
+    def discard(self) -> None:
+        for slot in self.slots:
+            self.batch.discard(slot)
+
+    def score(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        return self.batch.target.score(prompt, text)
+
+
+class _BatchAsDrafter(Drafter):
+    """A draft is made for every slot of `whole`; what is returned is that of the first."""
+
+    def __init__(self, batch: BatchDrafter, whole: BatchAsTarget) -> None:
+        self._batch, self._whole, self.capabilities = batch, whole, batch.texts[0].capabilities
+
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self._batch.reserve(text.capacity)
+        for slot in self._whole.slots:
+            self._batch.texts[slot].start(replace(text, in_step=False), self._whole.batch.states.get(slot))
+
+    def draft(self, structure: Structure) -> Draft:
+        self._whole.drafts = self._batch.draft(dict.fromkeys(self._whole.slots, structure))
+        return self._whole.drafts[0]
+
+    def observe(self, draft: Draft, logits: Tensor) -> None:
+        for slot, own in self._whole.drafts.items():
+            self._batch.texts[slot].observe(own, self._whole.batch.logits[slot])
