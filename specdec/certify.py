@@ -21,9 +21,7 @@ OPTIONS = {"--server": "server.url", "--model": "server.model"}
 
 
 def task(values: Mapping[str, Any]) -> None:
-    """Certify one configuration, or audit one server; raises SpecdecError, also where the outputs are refuted or do not
-    claim to be lossless.
-    """
+    """Certify one configuration, or audit one server; SpecdecError also where outputs are refuted or declared lossy."""
     config = cli.typed_config(CertifyServerConfig if "server" in values else CertifyConfig, values)
 
     with stage("Start", told=False, expected=IMPORTS_S):
@@ -39,9 +37,7 @@ def task(values: Mapping[str, Any]) -> None:
 
 
 def server_overrides(arguments: list[str]) -> list[str]:
-    """Return the arguments with `--server URL` and `--model NAME` as overrides of Hydra. UsageError for one without its
-    value.
-    """
+    """Return the arguments with `--server URL` and `--model NAME` as overrides; UsageError for one without a value."""
     found, left = [], list(arguments)
     while left:
         option, sign, value = left.pop(0).partition("=")

@@ -9,13 +9,9 @@ from specdec.disturbance import Watch, watch_of
 
 
 class Clock(ABC):
-    """`mark` reads the clock; `seconds` turns two readings into a duration, once the device is synchronised.
+    """`mark` reads the clock; `seconds` turns two readings into a duration, once the device is synchronised."""
 
-    Attributes:
-        watch: what sees that other work disturbed a duration.
-    """
-
-    watch = Watch()
+    watch = Watch()  # sees that other work disturbed a duration
 
     @abstractmethod
     def mark(self) -> object: ...

@@ -14,14 +14,9 @@ from specdec.errors import ModelLoadError
 
 
 def convert(source: Path, output: Path | None = None) -> Path:
-    """Write the tensors of a pickled dict to a safetensors file, each under its name and in its dtype.
-
-    Args:
-        output: a new file; None writes beside the source, with the ending replaced.
-    Returns:
-        the file that was written.
-    Raises:
-        ModelLoadError: no such file; an output that exists; anything but a dict of tensors.
+    """Write the tensors of a pickled dict to a safetensors file, each under its name and in its dtype, and return the
+    file: a new one, by default beside the source, with the ending replaced. ModelLoadError for a source that is not
+    there, an output that is, and anything but a dict of tensors.
     """
     output = source.with_suffix(".safetensors") if output is None else output
     if not source.is_file():

@@ -31,10 +31,8 @@ class DraftCost:
     cached_s: Seconds
 
     def seconds(self, depth: Any, context: Any = 0) -> Any:
-        """Return the seconds of a draft `depth` deep behind `context` cached tokens; an empty one costs nothing.
-
-        Args:
-            depth, context: numbers, or arrays [N] of many drafts.
+        """Return the seconds of a draft `depth` deep behind `context` cached tokens, numbers or arrays [N] of many
+        drafts; an empty one costs nothing.
         """
         return (self.fixed_s + self.step_s * depth + self.cached_s * context) * (depth > 0)
 
@@ -86,10 +84,8 @@ class SimulatedCost:
     experts: tuple[ExpertCost, ...] = ()
 
     def seconds(self, rows: Any, context: Any, copies: Any = 1) -> Any:
-        """Return the seconds of a call on `rows` tokens, in `copies` sequences that each read `context` cached ones.
-
-        Args:
-            rows, context, copies: numbers, or arrays [N] of many calls.
+        """Return the seconds of a call on `rows` tokens, in `copies` sequences that each read `context` cached ones:
+        numbers, or arrays [N] of many calls.
         """
         reading = self.weights_s + self.cached_s * context * copies + self.expert_seconds(rows)
         computed = -(-rows // self.tile) * self.tile
@@ -104,22 +100,14 @@ class SimulatedCost:
         )
 
     def lookup_seconds(self, call: Any) -> Any:
-        """Return the seconds of a look-up that proposes something.
-
-        Args:
-            call: seconds of the call that verifies it, a number or an array of many.
-        """
+        """Return the seconds of a look-up that proposes something; `call` are those of the call that verifies it."""
         return self.lookup_s + self.lookup_share * call
 
 
 def load_cost(name: str) -> SimulatedCost:
-    """Load the costs called `name`.
-
-    Args:
-        name: a YAML of `conf/cost/` without its ending; or a YAML of that form; or a run's output folder, or its
-            `cost.json` or `calibration.json`.
-    Raises:
-        UsageError: there is no such name or file, or its content is wrong.
+    """Load the costs of a name: a YAML of `conf/cost/` without its ending; or a YAML of that form; or a run's output
+    folder, or its `cost.json` or `calibration.json`. UsageError where there is no such name or file, or its content is
+    wrong.
     """
     folder = Path(config_dir(), "cost")
     shipped = folder / f"{name}.yaml"
@@ -145,9 +133,7 @@ def from_run(folder: Path) -> SimulatedCost:
     t(n, context) is the fit in `cost.json`. If the run made none (measurement.cost_contexts=[]), t(n) is the straight
     line through the median times of `calibration.json`, which knows one context only. The costs of drafts are a line
     through their median times by depth; the overhead is the rest of the run's rounds beside draft and verification.
-
-    Raises:
-        UsageError: the folder has no calibration, or it cannot be read.
+    UsageError where the folder has no calibration, or it cannot be read.
     """
     source = f"measured by the run in {folder}"
     try:
@@ -187,11 +173,7 @@ def from_run(folder: Path) -> SimulatedCost:
 
 
 def cost_of_fit(cost: Mapping[str, Any], name: str, source: str) -> SimulatedCost:
-    """Return the costs of calls alone: drafts, look-ups and the rest of a round cost nothing.
-
-    Args:
-        cost: a fitted model, as `cost.json` holds it.
-    """
+    """Return the costs of calls alone, of a fit as `cost.json` holds it: the rest of a round costs nothing."""
     rest = {"lookup_s": 0.0, "lookup_share": 0.0, "draft": {"fixed_s": 0.0, "step_s": 0.0, "cached_s": 0.0}}
     values = {**_fitted(cost), **rest, "overhead_s": 0.0, "name": name, "source": source}
     return validated(SimulatedCost, values, where="cost")

@@ -71,34 +71,27 @@ def decode_round(
 
 @torch.inference_mode()
 def generate(
-    *, target: Target, drafter: Drafter, verifier: Verifier, structure: Structure, request: Request, clock: Clock
+    target: Target, drafter: Drafter, verifier: Verifier, structure: Structure, request: Request, clock: Clock
 ) -> Generation:
-    """Decode one prompt to its end token or to the request's limit.
-
-    Raises:
-        NumericsError: the target's logits were not finite; `partial` holds the rounds before.
+    """Decode one prompt to its end token or to the request's limit. NumericsError where the target's logits are not
+    finite: its `partial` has the rounds before.
     """
     prompt, limit, end_tokens = tuple(request.prompt), request.max_new_tokens, target.end_tokens
     before, began = clock.watch.read(), clock.mark()
     length = len(prompt) + limit
     target.start(TextStart(prompt, length + target.room(structure.tree), structure.branches))
-    drafts = TextStart(
-        prompt,
-        length + structure.nodes + 1,
-        generator=request.draft_generator,
-        reference=request.reference,
-        in_step=True,
-    )
+    random, reference = request.draft_generator, request.reference
+    drafts = TextStart(prompt, length + structure.nodes + 1, generator=random, reference=reference, in_step=True)
     drafter.start(drafts, target.states)
     prefill, watched = (began, clock.mark()), (before, clock.watch.read())
+    generator = request.accept_generator
     tokens: list[int] = []
     rounds: list[Round] = []
     finish = ""
     while not finish:
         try:
-            decided, marks = decode_round(
-                target, drafter, verifier, structure, request.accept_generator, clock, limit - len(tokens)
-            )
+            room = limit - len(tokens)
+            decided, marks = decode_round(target, drafter, verifier, structure, generator, clock, room)
         except NumericsError as error:
             error.partial = Generation(prompt, tuple(tokens), tuple(rounds), prefill, "failed")
             raise

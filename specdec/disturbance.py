@@ -80,16 +80,12 @@ class Watch:
         return 0.0
 
     def others(self, seconds: float) -> float | None:
-        """Return the share of this process's processors that other work takes in the next seconds; None where that is
-        not shown.
-        """
+        """Return the share of our processors that other work takes in the next seconds; None where it is not shown."""
         return None
 
     def await_quiet(self, seconds: float = 1.0) -> None:
         """Wait until other work takes less than 5% of this process's processors, as measured over so many seconds.
-
-        Raises:
-            EnvironmentFault: it did not become so within ten minutes.
+        EnvironmentFault where it did not become so within ten minutes.
         """
         from specdec.progress import stage  # the script for a GPU machine runs without what draws it
 

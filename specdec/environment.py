@@ -1,7 +1,5 @@
-"""Records what a number depends on besides the configuration: machine, versions, code.
-
-No host name and no environment variable is recorded. What cannot be found out is left out, or explained in
-`notes`; nothing here raises.
+"""Records what a number depends on besides the configuration: machine, versions, code; no host name, and no environment
+variable. What cannot be found out is left out, or explained in `notes`; nothing here raises.
 """
 
 import os

@@ -42,10 +42,8 @@ class EnvironmentFault(SpecdecError):
 
 
 class NumericsError(SpecdecError):
-    """The target produced NaN or infinite logits while decoding; the run ends as FAILED with the position.
-
-    `partial` is the generation up to the round before, `partials` those of a batch by place of the request; the
-    decoding loop sets them.
+    """The target produced NaN or infinite logits while decoding; the run ends as FAILED with the position. It has
+    `partial`, the generation up to the round before, or `partials`, those of a batch by place of the request.
     """
 
     exit_code = 4

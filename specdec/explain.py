@@ -72,9 +72,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def explained(arguments: Sequence[str]) -> str:
-    """Return the account as Markdown, and write a report where that is asked for. UsageError for what the user can put
-    right.
-    """
+    """Return the account as Markdown, and write a report where that is asked for; UsageError for a user's faults."""
     options = parser().parse_args(arguments)
     if not all(0 < context < inf for context in options.context):
         raise UsageError("--context is the tokens of a prompt: give a number above 0.")

@@ -20,9 +20,7 @@ _YES = ("1", "TRUE", "YES", "ON")  # values that the client takes for true
 
 
 def settle() -> str:
-    """Put the hub's client offline if the hub does not answer, before anything is asked of it, and return why it is not
-    asked, in words; "" where it is.
-    """
+    """Put the hub's client offline, before it is asked anything, if the hub is silent; return why, "" if it answers."""
     for name in (OFFLINE, "TRANSFORMERS_OFFLINE"):
         if os.environ.get(name, "").upper() in _YES:
             return _found.get("why") or f"{name} is set"

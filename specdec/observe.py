@@ -109,10 +109,8 @@ def departure(verifier: Verifier, decided: Decided) -> Departure | None:
     speculative sampling passes the accepted child of every node on the path, and none at the last, testing them in
     their order. Where it has, on a chain: with s and a the chances with which the two pass a token, it agrees on an
     accepted one with chance min(s, a) / a and on a rejected one with chance (1 - max(s, a)) / (1 - a). The product is 0
-    or 1 under greedy, and 1 for speculative sampling itself. Tokens behind a cut count for nothing.
-
-    Returns:
-        None where the law of what is emitted is not known: a branching draft that is judged at random.
+    or 1 under greedy, and 1 for speculative sampling itself. Tokens behind a cut count for nothing. None where the law
+    of what is emitted is not known: a branching draft that is judged at random.
     """
     deterministic = verifier.capabilities.deterministic
     if not (decided.chain or deterministic):

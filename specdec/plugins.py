@@ -1,4 +1,5 @@
-"""Packages of others that add parts to specdec: found by their entry points, none imported here.
+"""The code of a run: a hash of specdec's own files, and packages of others that add parts to it, found by their entry
+points, none imported here. Light, so that commands can ask at once.
 
 A package is a plugin if it has an entry point in one of `GROUPS`. Its folder `conf/` is then on Hydra's search path, so
 that one line of its `pyproject.toml` brings both its classes and their YAML files.
@@ -11,10 +12,25 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from specdec.code_version import code_hash
-
 _FAMILIES = ("drafters", "metrics", "peers", "prompts", "structures", "studies", "targets", "verifiers")
 GROUPS = tuple(f"specdec.{family}" for family in _FAMILIES)
+_PACKAGE = Path(__file__).resolve().parent
+
+
+@cache
+def code_hash(package: Path = _PACKAGE) -> str:
+    """Return the sha256 over the names and contents of the package's Python files, in order.
+
+    The analysis, which reads results and makes none, has no part in it, wherever it is installed. Read once for each
+    process, so that it is the code that runs, and not what an editor made of it since.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        inside = path.relative_to(package).as_posix()
+        if not inside.startswith("analysis/"):
+            digest.update(f"{inside}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def conf_folders() -> dict[str, Path]:
@@ -57,9 +73,7 @@ def is_foreign(cls: type) -> bool:
 
 
 def source_hash(cls: type) -> str:
-    """Return the sha256 of the Python files of the package that a class is of, or of its one file; "" where it was
-    typed in.
-    """
+    """Return the sha256 of the Python files of a class's package, or of its one file; "" where it was typed in."""
     module = sys.modules.get(cls.__module__.partition(".")[0])
     file = getattr(module, "__file__", None)
     if file is None or not Path(file).is_file():

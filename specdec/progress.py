@@ -114,9 +114,7 @@ class Stage:
         return left if left > 0 else None
 
     def announce(self, words: str = "") -> bool:
-        """Say once how long the rest takes and what would make it short, if that is long; tell if it was said, by name
-        or in other words.
-        """
+        """Say once how long the rest takes and what would make it short, if that is long; tell if it was said."""
         left = self.left
         if not self._announced and left is not None and left >= LONG_S:
             self._announced = True

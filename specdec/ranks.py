@@ -50,10 +50,8 @@ def _from_environment(name: str, otherwise: int) -> int:
 
 
 def check_single(who: str) -> None:
-    """Refuse a command that one process runs alone, where torchrun started several.
-
-    Raises:
-        UsageError: there are several; each would do all of the work, and write it to the same places.
+    """Refuse a command that one process runs alone, by a UsageError where torchrun started several: each would do all
+    of the work, and write it to the same places.
     """
     if count() > 1:
         raise UsageError(
@@ -62,11 +60,7 @@ def check_single(who: str) -> None:
 
 
 def check_count(asked: int) -> None:
-    """Check that there are as many processes as target.tensor_parallel asks for.
-
-    Raises:
-        UsageError: there are more or fewer; says how to start them.
-    """
+    """Check that there are as many processes as target.tensor_parallel asks for; UsageError: how to start them."""
     global _asked
     _asked = asked
     if asked == count():
@@ -80,12 +74,8 @@ def check_count(asked: int) -> None:
 
 
 def join(size: int, device: str) -> None:
-    """Meet the other processes, once; every rank waits here for the last one.
-
-    Args:
-        device: type of the device that holds the weights: "cpu" or "cuda".
-    Raises:
-        UsageError: the command does not run in several processes.
+    """Meet the other processes, once; every rank waits here for the last one. The weights lie on "cpu" or "cuda".
+    UsageError for a command that does not run in several processes.
     """
     global _group
     if size != _asked:
@@ -149,11 +139,8 @@ def given(value: Any) -> Any:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Turn the end of another rank into a fault with a sentence: otherwise its collectives fail in this process, and
-    torchrun sends SIGTERM.
-
-    Raises:
-        EnvironmentFault: another rank ended, or was silent for too long.
+    """Turn the end of another rank, or too long a silence, into an EnvironmentFault with a sentence: otherwise its
+    collectives fail in this process, and torchrun sends SIGTERM.
     """
     try:
         yield

@@ -22,10 +22,8 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Tree:
-    """The topology of a draft. `parents[i]` is a node before `i`, or -1 for the root (the last committed token).
-
-    Raises:
-        ValueError: when a parent does not precede its child.
+    """The topology of a draft. `parents[i]` is a node before `i`, or -1 for the root (the last committed token);
+    ValueError where a parent does not precede its child.
     """
 
     parents: tuple[int, ...]
@@ -201,10 +199,9 @@ class Acceptance:
     Attributes:
         path: accepted nodes from the root downwards.
         next_token: the correction after a rejection, or the bonus after a full acceptance.
-        rejected: whether a rejection was observed: the last accepted node had children and none passed. An empty draft
-            has no rejection.
-        tokens: [N] the draft's tokens as numbers. They come with the decision, so that a round waits for the device
-            once.
+        rejected: a rejection was observed: the last accepted node had children and none passed. An empty draft has no
+            rejection.
+        tokens: [N] the draft's tokens as numbers, with the decision, so that a round waits for the device once.
     """
 
     path: tuple[int, ...]

@@ -54,10 +54,7 @@ class Registry(Generic[T]):
 
     def register(self, name: str, *settings: str) -> Callable[[type[T]], type[T]]:
         """Return a class decorator that adds the class; it raises ValueError if another class has one of the names.
-
-        Args:
-            settings: further names, those of settings of the class that have a YAML each (`bigram`); what is made under
-                one is called that everywhere.
+        What is made under the name of one of its `settings` that has a YAML (`bigram`) is called that everywhere.
         """
 
         def add(cls: type[T]) -> type[T]:
@@ -102,10 +99,8 @@ class Registry(Generic[T]):
 
     def construct(self, config: Any, **context: Any) -> T:
         """Make an instance of the class that a typed config belongs to, by `from_config` or by its constructor.
-
-        Raises:
-            UsageError: values that cannot be met here: a file that is not there, a model that cannot be loaded, parts
-                that do not fit each other.
+        UsageError for values that cannot be met here: a file that is not there, a model that cannot be loaded, parts
+        that do not fit each other.
         """
         cls = self.get(config.name)
         if type(config) is Named:

@@ -115,7 +115,7 @@ def _write(options: argparse.Namespace, under_way: Stage) -> list[Path]:
     if options.runs:
         folders = [path.parent for name in options.runs for path in Path(name).rglob(STATUS_FILE)]
         for folder in filter(unsettled, folders):
-            from specdec.folder.killed_runs import settle
+            from specdec.folder.session_files import settle
 
             settle(folder)
         runs, studies, notes = find_runs(options.runs, options.tracking_uri)

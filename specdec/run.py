@@ -51,11 +51,7 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
 
 
 def metrics_of(found: Any) -> Mapping[str, float]:
-    """Return the metrics of findings, or of a kept run.
-
-    Raises:
-        NotLossless: outputs are not the target's own; the folder is complete.
-    """
+    """Return the metrics of findings, or of a kept run; NotLossless where outputs are not the target's own."""
     if found.refuted:
         raise NotLossless(found.refuted)
     metrics: Mapping[str, float] = found.metrics

@@ -33,10 +33,8 @@ def probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     """Return the standardised laws: temperature, then top-k, top-p, min-p and locally typical sampling, each on the
     renormalised law that the one before left. This is the order of transformers.
 
-    Args:
-        logits: [..., V] of any float type; computed in float32, or float64 where the logits are.
-    Returns:
-        [..., V]; one-hot at the first maximum when the temperature is 0.
+    From logits [..., V] of any float type they are computed in float32, or float64 where the logits are; [..., V],
+    one-hot at the first maximum when the temperature is 0.
     """
     if sampling.greedy:
         # float32 holds a one-hot exactly, whatever the logits' type.

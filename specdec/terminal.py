@@ -112,11 +112,8 @@ def _cells(metrics: Mapping[str, float]) -> list[str]:
 
 
 def print_table(console: Console, lines: Sequence[Sequence[str]], title: str, caption: str) -> None:
-    """Print a table whose cells fold between words where the terminal is narrow; where not even that fits, a paragraph
-    for each line. No number is ever cut.
-
-    Args:
-        lines: the headings, then the cells of each line.
+    """Print a table of headings and lines, whose cells fold between words where the terminal is narrow; where not even
+    that fits, a paragraph for each line. No number is ever cut.
     """
     headings, *rows = lines
     whole = [heading.replace("\n", " ") for heading in headings]
@@ -154,19 +151,12 @@ def print_links(console: Console, links: Mapping[str, str]) -> None:
 
 # Traces -------------------------------------------------------------------------------------------
 
-_STYLES = {
-    Kind.ACCEPTED: "green underline",
-    Kind.REJECTED: "red strike",
-    Kind.CORRECTION: "bold blue",
-    Kind.BONUS: "bold cyan",
-    Kind.PLAIN: "bold",
-}
-_MARKS = {  # readable when styles are lost, as in a log file
-    Kind.ACCEPTED: ("", ""),
-    Kind.REJECTED: ("✗", ""),
-    Kind.CORRECTION: ("«", "»"),
-    Kind.BONUS: ("«+", "»"),
-    Kind.PLAIN: ("«", "»"),
+_SIGNS = {  # the style of a piece, and marks around it that are readable when styles are lost, as in a log file
+    Kind.ACCEPTED: ("green underline", "", ""),
+    Kind.REJECTED: ("red strike", "✗", ""),
+    Kind.CORRECTION: ("bold blue", "«", "»"),
+    Kind.BONUS: ("bold cyan", "«+", "»"),
+    Kind.PLAIN: ("bold", "«", "»"),
 }
 
 
@@ -178,10 +168,10 @@ def terminal_lines(trace: Trace, width: int = 100) -> Iterator[Text]:
         lead = f"{line.number:>{digits}} {line.accepted:>2}/{line.offered:<2} "
         text = Text().append(visible(line.so_far) + "│", style="dim")
         for piece in line.pieces:
-            left, right = _MARKS[piece.kind]
+            style, left, right = _SIGNS[piece.kind]
             shown = visible_piece(piece.text)
             space = " " * (shown.startswith(" ") and piece.kind != Kind.ACCEPTED)
-            text.append(space + left + shown[len(space) :] + right, style=_STYLES[piece.kind])
+            text.append(space + left + shown[len(space) :] + right, style=style)
         if line.unused:
             text.append(f" (+{line.unused})", style="dim")
         if line.end:
@@ -200,8 +190,8 @@ def print_trace(traces: Sequence[Trace], console: Console, rounds: int | None = 
     legend = Text().append("text so far│then ", style="dim")
     signs = {Kind.ACCEPTED: "accepted", Kind.REJECTED: "rejected", Kind.CORRECTION: "correction", Kind.BONUS: "bonus"}
     for kind, word in signs.items():
-        left, right = _MARKS[kind]
-        legend.append(left + word + right, style=_STYLES[kind]).append("  ")
+        style, left, right = _SIGNS[kind]
+        legend.append(left + word + right, style=style).append("  ")
     console.print(legend.append("(+n) drafted, not tested; a/n: accepted of n drafted", style="dim"))
     for trace in traces:
         console.print()

@@ -12,7 +12,7 @@ from typing import Any
 from specdec import ranks
 from specdec.commands import cli
 from specdec.errors import UsageError
-from specdec.plan.named_files import check_training_files
+from specdec.plan.names import check_training_files
 
 KINDS = ("recipe", "heads", "eagle", "parallel", "unlikelihood")
 _SHARED = ("heads", "eagle")  # several processes of torchrun train these together, each on its share of every batch
@@ -38,10 +38,8 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float] | None:
 
 
 def _folder(kind: str, values: Mapping[str, Any]) -> str | None:
-    """Return the folder of a training; None for the usual one of its recipe.
-
-    A cell of a sweep gets one of its own, named after what the sweep varies: the same in every sitting, so that it goes
-    on from its checkpoint.
+    """Return the folder of a training; None for the usual one of its recipe. A cell of a sweep gets its own, named for
+    what the sweep varies: the same in every sitting, so that it goes on from its checkpoint.
     """
     folder = values["output_dir"]
     label = cli.cell_label(() if folder else (kind,))

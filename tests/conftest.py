@@ -104,9 +104,9 @@ def models_are_probed_once() -> Iterator[None]:
     """
     import torch
 
-    from specdec.code_version import code_hash
     from specdec.models import probe as probing  # after HF_HUB_OFFLINE was set
     from specdec.models.decoder import Probed
+    from specdec.plugins import code_hash
 
     folder, examine = Path(os.environ["SPECDEC_CACHE"], "tiny_models"), probing.probe
     folder.mkdir(parents=True, exist_ok=True)

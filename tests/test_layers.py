@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up. A part may import parts on its own line or on lines above it, circles apart.
 LAYERS = (
-    ("specdec", "errors", "progress", "code_version", "signals", "ranks", "replaced"),
+    ("specdec", "errors", "progress", "signals", "ranks", "replaced"),
     ("text.writing",),
     ("config", "hub", "plugins"),
     ("registry",),

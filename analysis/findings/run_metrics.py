@@ -19,7 +19,7 @@ from ..rounds import drafted, prompt_sums
 from .summary import Summary
 
 OUTPUTS = ("cell", "method", "gamma", "repeat", "prompt", "category", "tokens", "log_likelihood", "correct")
-"""Columns of `quality.parquet`, a line for each output (see `specdec.session.output_quality`); correct is missing where
+"""Columns of `quality.parquet`, a line for each output (see `specdec.session.rescoring`); correct is missing where
 no reference answer is known."""
 SAMPLED = (
     *("temperature", "method", "gamma", "repeat", "prompt", "category"),

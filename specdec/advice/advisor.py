@@ -44,8 +44,8 @@ from specdec.records import Draft, Generation, TextStart, chain_tree
 from specdec.replay.expected_rounds import Agreement, Starts, TextReplay, Walk, expected_walk
 from specdec.replay.walk import TextStates
 from specdec.sampling import generator_for
-from specdec.session.advice_key import kept_at, key_of, keyed_by
-from specdec.session.dtypes import arithmetic_notes
+from specdec.session.identify import arithmetic_notes
+from specdec.session.kept_answers import kept_at, key_of, keyed_by
 from specdec.session.parts import Parts, loading, open_parts, prepare
 from specdec.structures import Structure
 from specdec.terminal import print_lines, print_links

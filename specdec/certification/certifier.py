@@ -29,10 +29,10 @@ from specdec.plan.plan import Plan
 from specdec.plugins import is_foreign
 from specdec.progress import detail, stage
 from specdec.session.arm import Arm, seeded_request
-from specdec.session.divergence import Divergence, explain
-from specdec.session.dtypes import arithmetic_notes
-from specdec.session.foreign_claims import record_passed
+from specdec.session.identify import arithmetic_notes
+from specdec.session.kept_answers import record_passed
 from specdec.session.parts import Parts, loading, open_parts, prepare
+from specdec.session.rescoring import Divergence, explain
 from specdec.targets import Target
 
 LIMITS = (

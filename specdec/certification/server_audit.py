@@ -27,8 +27,8 @@ from specdec.errors import SpecdecError, UsageError
 from specdec.folder.identity import write_config
 from specdec.plan.plan import Plan
 from specdec.progress import stage
-from specdec.session.divergence import rounding_error
 from specdec.session.parts import loading, open_parts
+from specdec.session.rescoring import rounding_error
 from specdec.targets import Target
 
 Fault = Literal[

@@ -23,8 +23,7 @@ from specdec.commands.resumed_sweep import RESUMED_SWEEP, SWEPT_KEYS
 from specdec.config import RunConfig, config_dir, validated
 from specdec.errors import SpecdecError, UsageError
 from specdec.folder.earlier_runs import EarlierRuns
-from specdec.plan.named_files import check_files
-from specdec.plan.names import check_names
+from specdec.plan.names import check_files, check_names
 from specdec.plugins import extend_search_path
 from specdec.progress import DETAILS, VERBOSE
 from specdec.signals import interruptible, unswallowed

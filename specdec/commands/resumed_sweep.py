@@ -13,9 +13,9 @@ from filelock import FileLock
 from omegaconf import DictConfig, open_dict, read_write
 
 from specdec import __version__
-from specdec.code_version import code_hash
 from specdec.errors import UsageError
 from specdec.folder.earlier_runs import AUTO, NEVER
+from specdec.plugins import code_hash
 from specdec.progress import VERBOSE
 from specdec.text.writing import held, is_locked, read_json, write_json
 

@@ -35,7 +35,7 @@ class Oracle(Drafter):
     a corrupt token always differs from the recorded one. Deterministic (q is a point mass). `step_ms` is an artificial
     cost per drafted token; with `shape` a model of random weights (see `random_model`) drafts beside the oracle, at its
     real cost, and its tokens are replaced. With `forced` the recorded tokens are committed whatever the target says
-    (see `session.forced_target`): this is for timing in 16-bit arithmetic and says nothing about losslessness.
+    (see `session.arm.Forced`): this is for timing in 16-bit arithmetic and says nothing about losslessness.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), needs_reference=True, replay="position")

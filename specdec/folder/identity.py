@@ -40,9 +40,7 @@ def write_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def recorded_identity(folder: Path) -> dict[str, Any] | None:
-    """Read the identity of the run in a folder; None where there is none: an earlier version's run, or a file that a
-    kill cut off.
-    """
+    """Read the identity of the run in a folder; None if an earlier version made it, or a kill cut the file off."""
     identity = (read_json(folder / "environment.json") or {}).get("identity")
     return identity if isinstance(identity, dict) and "cell" in identity else None
 
@@ -50,11 +48,7 @@ def recorded_identity(folder: Path) -> dict[str, Any] | None:
 def differences(
     before: Mapping[str, Any], now: Mapping[str, Any], parts: Sequence[str] = ("config", "content", "code")
 ) -> list[str]:
-    """Return in which values two identities differ: `config: structure.gamma 4 -> 5`.
-
-    Args:
-        parts: those that are compared; `machine` is another one.
-    """
+    """Return in which values of these parts two identities differ: `config: structure.gamma 4 -> 5`."""
     differ = []
     for part in parts:
         old, new = before.get(part, {}), now.get(part, {})

@@ -57,7 +57,11 @@ class DonePrompt:
         return self.repeat, self.prompt
 
 
-def finished_prompts(folder: Path) -> dict[PromptKey, DonePrompt]:
+Kept = Mapping[PromptKey, DonePrompt]
+"""Prompts that earlier sittings of a run have finished."""
+
+
+def finished_prompts(folder: Path) -> Kept:
     """Return the prompts that all writers have finished in a folder, in the order of the run."""
     prompts = [done for part in _parts(folder) for done in _prompts_of(part) if done.place < _UNFINISHED]
     return {done.key: done for done in sorted(prompts, key=lambda done: done.place)}
@@ -137,17 +141,12 @@ class ResultsFolder:
     a run that goes on keeps what `finished_prompts` lists. The part-files stay until the run is finished: the joined
     tables can be made of them at any time.
 
-    Several processes may write to one folder. Each gets a `writer` of its own, and so files of its own
-    (`rounds/part-W-00000.parquet`); each gives `append` the place of its prompts in the order of the whole run. When
-    all have called `close`, one process calls `compact`.
+    Several processes may write to one folder. Each gets a `writer` of its own (letters and digits; "" for the one that
+    is alone, or that joins the others), and so files of its own (`rounds/part-W-00000.parquet`); each gives `append`
+    the place of its prompts in the order of the whole run. When all have called `close`, one process calls `compact`.
     """
 
     def __init__(self, folder: Path, writer: str = "") -> None:
-        """
-        Args:
-            writer: name of this process among several that write to the folder: letters and digits; "" for the one
-                that is alone, or that joins the others.
-        """
         self.folder = folder
         (folder / PARTS).mkdir(parents=True, exist_ok=True)
         self._stem = f"part-{writer}-" if writer else "part-"
@@ -162,11 +161,9 @@ class ResultsFolder:
     def append(
         self, rounds: Sequence[pa.Table], generations: Sequence[Mapping[str, Any]], done: DonePrompt | None = None
     ) -> None:
-        """Write a part-file of a prompt: its rounds, the lines of its generations, and that it is done. Less than a
-        second after the last prompt it waits for the next ones.
-
-        Args:
-            done: the prompt, if every method has decoded it and all that is collected of it is there.
+        """Write a part-file of a prompt: its rounds, the lines of its generations, and that it is `done`, if every
+        method has decoded it and all that is collected of it is there. Less than a second after the last prompt it
+        waits for the next ones.
         """
         if not generations:
             return  # the prompt failed before any method had begun

@@ -17,16 +17,7 @@ from specdec.analysis.sections import counted
 from specdec.errors import Interrupted, UsageError
 from specdec.folder.earlier_runs import AUTO, NEVER, EarlierRuns, KeptRun
 from specdec.folder.identity import RunIdentity, differences, recorded_identity, write_config
-from specdec.folder.results import (
-    GENERATIONS,
-    PARTS,
-    ROUNDS,
-    DonePrompt,
-    PromptKey,
-    ResultsFolder,
-    drop_unreadable,
-    finished_prompts,
-)
+from specdec.folder.results import GENERATIONS, PARTS, ROUNDS, Kept, ResultsFolder, drop_unreadable, finished_prompts
 from specdec.plan.time_budget import TimeBudget
 from specdec.text.writing import held, is_locked, read_json
 
@@ -40,13 +31,12 @@ class Beginning:
     """The folder of a run that begins or goes on.
 
     Attributes:
-        kept: prompts that earlier sittings have finished.
         sittings: what is recorded of each sitting, this one included (`environment.json`).
         sentence: what a person has to know of what was kept; empty for a new run.
     """
 
     results: ResultsFolder
-    kept: Mapping[PromptKey, DonePrompt]
+    kept: Kept
     sittings: tuple[dict[str, Any], ...]
     sentence: str = ""
 
@@ -85,11 +75,7 @@ def standing(
 
 
 def write_sittings(results: ResultsFolder, identity: RunIdentity, beginning: Beginning, tracked: str = "") -> None:
-    """Write `environment.json`, with the sittings of the run, and `config.yaml`.
-
-    Args:
-        tracked: id of the MLflow run of this sitting.
-    """
+    """Write `config.yaml`, and `environment.json` with the run's sittings; `tracked` is this one's MLflow run."""
     *before, now = beginning.sittings
     sittings = [*before, {**now, **({"mlflow_run": tracked} if tracked else {})}]
     results.write_json("environment.json", {**identity.environment, "sittings": sittings})
@@ -166,11 +152,7 @@ def _finished(folder: Path) -> bool:
 
 
 def _standing(folder: Path, identity: RunIdentity, resume: str, keep_finished: bool) -> Path | KeptRun | None:
-    """Return the run's own folder if the run in it goes on, or is kept; None if there is none.
-
-    Raises:
-        UsageError: see `begun`.
-    """
+    """Return the run's own folder if its run goes on, or a run that is kept; None if there is none (see `begun`)."""
     if not _holds_run(folder):
         return None
     recorded, finished = recorded_identity(folder), _finished(folder)
@@ -222,10 +204,8 @@ def _kept(folder: Path) -> KeptRun:
 
 
 def _among_earlier(earlier: EarlierRuns, identity: RunIdentity) -> Path | KeptRun | None:
-    """Return a run below a folder that goes on, or is kept; None where there is none.
-
-    Raises:
-        UsageError: a cell of the resumed sweep has the same configuration, and differs in code or data.
+    """Return a run below a folder that goes on, or is kept; None where there is none. UsageError where a cell of the
+    resumed sweep has the same configuration, and differs in code or data.
     """
     mine = identity.environment["identity"]
     unfinished: list[Path] = []

@@ -1,16 +1,19 @@
-"""The files that a session leaves for the analysis beside rounds and generations, and one prompt's share of them.
+"""The files that a session leaves for the analysis beside rounds and generations, and one prompt's share of them; and a
+whole of what is left of a session that was killed.
 
-It is plain data, so that a finished prompt's share goes to disk with its rounds, and a resumed run takes it back.
+A share is plain data, so that a finished prompt's share goes to disk with its rounds, and a resumed run takes it back.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from specdec.analysis.findings.run_metrics import OUTPUTS, SAMPLED
-from specdec.analysis.read.facts import SessionFacts
-from specdec.analysis.read.runs import EXPERTS
-from specdec.folder.results import ResultsFolder
+from specdec.analysis.read.facts import RunStatus, SessionFacts, unsettled
+from specdec.analysis.read.runs import EXPERTS, open_folder
+from specdec.folder.results import ROUNDS, ResultsFolder, drop_unreadable, finished_prompts
+from specdec.text.writing import is_locked, read_json
 
 
 @dataclass
@@ -20,7 +23,9 @@ class Collected:
     Attributes:
         compared: methods whose output was compared with the baseline's, once for each output.
         divergences: lines of `divergences.json`: outputs that differ from the baseline's.
-        traces, quality, replays, alpha: lines of `traces.json`, `quality.parquet`, `replay.parquet`, `alpha.parquet`.
+        traces, quality, alpha: lines of `traces.json`, `quality.parquet`, `alpha.parquet`.
+        replays: lines of `replay.parquet`: the rounds of every arm along its own texts (kind "own", for the account)
+            and along the baseline's (kind "baseline", for the curves, which need no speculation).
         experts: the experts that verification calls of a mixture chose (`experts.parquet`).
         sampled: texts of a temperature (`sampled.parquet`).
         peers: generations of other engines (`peers.json`).
@@ -80,11 +85,37 @@ class Collected:
         lines = sorted(self.replays, key=lambda line: (line["kind"] == "baseline", line["gamma"]))
         results.write_table("replay", lines, ("method", "gamma", "kind", "prompt", "repeat", "tokens", "rounds"))
         results.write_table("alpha", self.alpha, ("method", "prompt", "repeat", "numerator", "denominator"))
-        if self.experts:
-            results.write_table("experts", self.experts, EXPERTS)
-        if self.sampled:
-            results.write_table("sampled", self.sampled, SAMPLED)
-        if self.quality:
-            results.write_table("quality", self.quality, OUTPUTS)
+        for name, columns in (("experts", EXPERTS), ("sampled", SAMPLED), ("quality", OUTPUTS)):
+            if lines := getattr(self, name):
+                results.write_table(name, lines, columns)
         if self.divergences:
             results.write_json("divergences.json", self.divergences)
+
+
+def settle(folder: Path) -> None:
+    """Make a whole of what a process left that was killed by force, where nobody did so yet: tables of the prompts that
+    are done, a status, and their analysis. Afterwards the run can be uploaded, and still be resumed. UsageError where
+    what is left cannot be analysed.
+    """
+    from specdec.analysis.pages.run_page import write_run  # sessions and their workers start without it
+
+    status = RunStatus.read(folder)
+    if status is None or not unsettled(folder) or is_locked(folder):
+        return
+    if status.status == "running":
+        drop_unreadable(folder)
+        kept = finished_prompts(folder)
+        results = ResultsFolder(folder)
+        if kept:
+            collected = Collected()
+            for done in kept.values():
+                collected.add(done.collected)
+            results.compact()
+            facts = open_folder(folder).facts()
+            collected.write(results, [facts.drafter, *facts.beside])
+            peers = read_json(folder / "peers.json")
+            if peers is not None:
+                results.write_json("peers.json", {**peers, "generations": collected.peers})
+        results.write_status("killed", "Its process was killed.", len(kept), status.prompts)
+    if (folder / ROUNDS).is_file():
+        write_run(folder)

@@ -27,7 +27,6 @@ import torch
 import transformers
 
 from specdec import ranks
-from specdec.code_version import code_hash
 from specdec.errors import ModelLoadError, is_out_of_memory
 from specdec.models.cache import CACHE as MODEL_CACHE
 from specdec.models.comparison import BEHIND, BITS_16, CHECKS, ONE_BY_ONE, PROMPT, Comparison, plain_logits, tokens_of
@@ -35,6 +34,7 @@ from specdec.models.decoder import Decoder, Probed
 from specdec.models.load import content_hash
 from specdec.models.model_lengths import Key, lengths_of, shortened, text_config
 from specdec.models.seq2seq import AnyDecoder, Seq2SeqDecoder, decoder_of
+from specdec.plugins import code_hash
 from specdec.progress import Stage, stage
 from specdec.records import chain_tree
 from specdec.text.writing import read_json, write_atomically

@@ -122,11 +122,7 @@ class Plan:
 
 
 def plan(config: RunConfig) -> Plan:
-    """Resolve a configuration and read its prompts; no model is loaded, and nothing is written.
-
-    Raises:
-        UsageError: the first fault.
-    """
+    """Resolve a configuration and read its prompts; no model is loaded, nothing is written. UsageError for a fault."""
     command: Command = "run" if config.study is None else "study"
     who = "specdec.run" if config.study is None else f"study {str(config.study['name'])!r}"
     if isinstance(config, CertifyConfig):

@@ -14,8 +14,7 @@ Known = Literal["configuration", "drafter", "prompts", "made", "parts", "workers
 when the prompts are read; when a drafter is made; when all parts are opened; for workers; and for advice, whose replay
 follows from the opened parts."""
 
-EVERY: frozenset[Command] = frozenset({"run", "study", "advise", "certify"})
-OTHERS = EVERY - {"run"}
+_OTHERS = "study advise certify"  # than a run
 
 
 class Case(SimpleNamespace):
@@ -33,24 +32,20 @@ class Rule:
         broken: the condition.
         key: key and value at fault. Like the sentence it is a format string, which reads the case `c`.
         sentence: the reason, and what to do instead.
-        of: the commands that refuse it.
+        of: names of the commands that refuse it.
     """
 
     known: Known
     broken: Callable[[Any], bool]
     key: str
     sentence: str
-    of: frozenset[Command] = EVERY
+    of: str = f"run {_OTHERS}"
 
 
 def check(known: Known, case: Case) -> None:
-    """Refuse what breaks a rule of one stage.
-
-    Raises:
-        UsageError: the sentence of the first such rule.
-    """
+    """Refuse what breaks a rule of one stage, by a UsageError with the sentence of the first such rule."""
     for rule in RULES:
-        if rule.known == known and case.command in rule.of and rule.broken(case):
+        if rule.known == known and case.command in rule.of.split() and rule.broken(case):
             raise UsageError(f"Bad value {rule.key}: {rule.sentence}".format(c=case))
 
 
@@ -70,50 +65,44 @@ def about_drafter(name: str, beside: bool) -> Iterator[None]:
 
 # Only some commands ----------------------------------------------------------------------------------
 
-_STUDY: frozenset[Command] = frozenset({"study"})
-_ADVISE: frozenset[Command] = frozenset({"advise"})
-_CERTIFY: frozenset[Command] = frozenset({"certify"})
-_RUN: frozenset[Command] = frozenset({"run"})
-_SEVERAL = "measurement.drafters=[{c.drafters}]"
-_ALONE = "use measurement.drafters=[] and ask for each."
 _COMMANDS = (
-    Rule(
-        "configuration", lambda c: bool(c.m.drafters), _SEVERAL,
-        "{c.who} has its own drafters; use measurement.drafters=[].", _STUDY,
-    ),
-    Rule("configuration", lambda c: bool(c.m.drafters), _SEVERAL, f"{{c.who}} predicts one drafter; {_ALONE}", _ADVISE),
-    Rule(
-        "configuration", lambda c: bool(c.m.drafters), _SEVERAL, f"{{c.who}} certifies one drafter; {_ALONE}", _CERTIFY
+    *(
+        Rule("configuration", lambda c: bool(c.m.drafters), "measurement.drafters=[{c.drafters}]", sentence, command)
+        for command, sentence in {
+            "study": "{c.who} has its own drafters; use measurement.drafters=[].",
+            "advise": "{c.who} predicts one drafter; use measurement.drafters=[] and ask for each.",
+            "certify": "{c.who} certifies one drafter; use measurement.drafters=[] and ask for each.",
+        }.items()
     ),
     Rule(
         "configuration", lambda c: c.m.batch_size > 1, "measurement.batch_size={c.m.batch_size}",
-        "{c.who} decodes one sequence at a time; use measurement.batch_size=1.", _STUDY | _ADVISE,
+        "{c.who} decodes one sequence at a time; use measurement.batch_size=1.", "study advise",
     ),
     Rule(
         "configuration", lambda c: isinstance(c.m.budget_seconds, float),
         "measurement.budget_seconds={c.m.budget_seconds:g}",
-        "{c.who} leaves no prompt out; use measurement.budget_seconds=null.", OTHERS,
+        "{c.who} leaves no prompt out; use measurement.budget_seconds=null.", _OTHERS,
     ),
     Rule(
         "configuration", lambda c: c.m.null is True, "measurement.null=true",
-        "{c.who} has no null control; use measurement.null=auto.", OTHERS,
+        "{c.who} has no null control; use measurement.null=auto.", _OTHERS,
     ),
     Rule(
         "drafter", lambda c: c.target_can.recorded, "target={c.target[name]}",
-        "it knows recorded tokens only, and a certificate compares with a law; use target=causal.", _CERTIFY,
+        "it knows recorded tokens only, and a certificate compares with a law; use target=causal.", "certify",
     ),
     Rule(
         "configuration", lambda c: c.study is not None, "study",
-        "{c.who} certifies one combination; leave +experiment out.", _CERTIFY,
+        "{c.who} certifies one combination; leave +experiment out.", "certify",
     ),
     Rule(
         "drafter", lambda c: c.rule.greedy_only and not c.sampling.greedy, "verifier={c.verifier[name]}",
         "it is for temperature 0, and specdec.certify draws at {c.sampling.temperature}; add sampling=greedy.",
-        _CERTIFY,
+        "certify",
     ),
     Rule(
         "configuration", lambda c: not c.sampling.greedy, "sampling.temperature={c.sampling.temperature}",
-        "{c.who} replays greedy texts or sets temperatures itself; use sampling=greedy.", _STUDY,
+        "{c.who} replays greedy texts or sets temperatures itself; use sampling=greedy.", "study",
     ),
 )  # fmt: skip
 
@@ -133,7 +122,7 @@ def _left_out(broken: Callable[[Any], bool], fault: str, instead: str) -> Rule:
     return Rule(
         "configuration", lambda c: isinstance(c.m.budget_seconds, float) and broken(c),
         "measurement.budget_seconds={c.m.budget_seconds:g}",
-        f"prompts are left out one by one, and {fault}; use {instead}, or measurement.budget_seconds=null.", _RUN,
+        f"prompts are left out one by one, and {fault}; use {instead}, or measurement.budget_seconds=null.", "run",
     )  # fmt: skip
 
 
@@ -144,7 +133,7 @@ def _in_step(broken: Callable[[Any], bool], key: str, instead: str) -> Rule:
     return Rule(
         "configuration", lambda c: c.processes > 1 and broken(c), key,
         "the {c.target[tensor_parallel]} processes of target.tensor_parallel={c.target[tensor_parallel]} have to make "
-        f"the same calls, and with this they would not; use {instead}, or target.tensor_parallel=1.", _RUN | _STUDY,
+        f"the same calls, and with this they would not; use {instead}, or target.tensor_parallel=1.", "run study",
     )  # fmt: skip
 
 

@@ -252,11 +252,7 @@ def lengths_ahead(
 
     The end of the text is no limit of a draft: what lies beyond it is not accepted. Drafters that look tokens up may
     draft other tokens where they draft more; of all others the deepest chain tells those of the shorter ones.
-
-    Args:
-        chains: structures, one for each gamma.
-    Raises:
-        UsageError: a drafter whose rounds depend on earlier ones, so that a position has no length of its own.
+    UsageError for a drafter whose rounds depend on earlier ones, so that a position has no length of its own.
     """
     deepest = max(chains, key=lambda chain: chain.gamma)
     request = Request(stream.prompt, len(stream.generated) + deepest.gamma + 1)

@@ -26,9 +26,7 @@ NONE = Source("", 0)  # of a round without a proposal
 
 
 def agreed(tree: Tree, tokens: Sequence[int], text: Sequence[int], position: int = 0) -> Sequence[int]:
-    """Return the nodes of a draft that are the text's from `position` on, from the root down: siblings differ, so there
-    is one way.
-    """
+    """Return the nodes of a draft that are the text's from `position` on, root first: siblings differ, so one way."""
     if tree.is_chain:
         at, size = position, len(text)
         for token in tokens:

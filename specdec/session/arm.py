@@ -1,16 +1,23 @@
-"""One method of a comparison, and how it decodes a text."""
+"""One method of a comparison: how it decodes a text, and how it would fare along one that is written already."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from specdec.clock import Clock
 from specdec.decode import generate
 from specdec.drafters.base import Drafter
+from specdec.drafters.base.lookup import Lookup
+from specdec.drafters.base.nested import Wrapper
 from specdec.prompts import Prompt
-from specdec.records import Generation, Request
-from specdec.sampling import generator_for
+from specdec.records import Acceptance, Draft, Generation, Request, TextStart
+from specdec.replay.expected_rounds import TextReplay
+from specdec.replay.walk import TextStates
+from specdec.sampling import generator_for, one_hot
 from specdec.structures.base import Structure
-from specdec.targets.base import Target
+from specdec.targets.base import Target, TargetCapabilities
 from specdec.verifiers.base import Verifier
 
 
@@ -40,7 +47,7 @@ def seeded_request(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Arm:
     """A drafter that fills one structure for a target, under one acceptance rule."""
 
@@ -67,16 +74,85 @@ class Arm:
         return seeded_request(self.target, (prompt.id, prompt.tokens), limit, seed, purposes, reference)
 
     def decode(self, request: Request, clock: Clock) -> Generation:
-        """Decode one text.
+        """Decode one text; see `generate`."""
+        return generate(self.target, self.drafter, self.verifier, self.structure, request, clock)
 
-        Raises:
-            NumericsError: the target's logits were not finite; `partial` holds the rounds before.
+    @property
+    def _has_replay(self) -> bool:
+        """True if what a round accepts follows from the text: under greedy, where all lossless rules are one; with a
+        temperature for chains that are tested token by token.
         """
-        return generate(
-            target=self.target,
-            drafter=self.drafter,
-            verifier=self.verifier,
-            structure=self.structure,
-            request=request,
-            clock=clock,
-        )
+        rule = self.verifier.capabilities
+        return (self.target.sampling.greedy and rule.lossless) or (rule.token_by_token and self.structure.branches == 1)
+
+    def replayed_rounds(self, request: Request, text: Sequence[int], states: TextStates) -> float | None:
+        """Return the rounds that this arm is expected to take along a text; None where that does not follow from it, or
+        takes as many calls of the target as decoding does (a drafter whose replay is "calling"). The text answers the
+        request, whose generator of drafts is fresh.
+        """
+        if not self._has_replay:
+            return None
+        return TextReplay(self.drafter, self.target, self.structure, text, request, states).expected_rounds()
+
+    def alpha_sums(self, request: Request, text: Sequence[int], states: TextStates) -> dict[str, float] | None:
+        """Return the two sums whose ratio is `alpha.text`: of min(p, q) over the positions of the baseline's text, or
+        of what a lossy rule's own law passes, and of the positions with a proposal. At each a draft of one token is
+        taken, so for heads it is the first head's. None for a lossy rule whose chances depend on the depth, and for a
+        drafter whose replay is "calling".
+        """
+        rule = self.verifier.capabilities
+        known = self._has_replay if rule.lossless else rule.any_depth and self.structure.branches == 1
+        if not known or self.drafter.capabilities.replay in (None, "calling"):
+            return None
+        drafter = self.drafter.drafter if isinstance(self.drafter, Wrapper) else self.drafter
+        if not (isinstance(drafter, Lookup) and self.target.sampling.greedy):
+            drafter = self.drafter
+        replay = TextReplay(drafter, self.target, self.structure, text, request, states)
+        along = replay.agreement(None if rule.lossless else self.verifier)
+        return {"numerator": float(along.beta.sum()), "denominator": int(along.proposed.sum())}
+
+
+class Forced(Target):
+    """Wraps a target for one text: after all of its work p becomes one-hot at the recorded token of each position of a
+    chain (`drafter.forced=true`).
+
+    For timing an engine at a known acceptance in 16-bit arithmetic, where divergences at near-ties would spoil it. A
+    run that uses it logs no lossless metric.
+    """
+
+    capabilities = TargetCapabilities(structures=frozenset({"chain"}))
+
+    def __init__(self, target: Target, reference: Sequence[int]) -> None:
+        self._target = target
+        self.capabilities = replace(target.capabilities, structures=self.capabilities.structures)
+        # Beyond the recorded end nothing is committed; the padding only keeps the shapes right.
+        self._reference = torch.tensor([*reference, reference[-1]], device=target.device)
+        self._position = 0
+        self.vocab_size, self.context_length = target.vocab_size, target.context_length
+        self.end_tokens, self.device = target.end_tokens, target.device
+        self.tokenizer, self.sampling = target.tokenizer, target.sampling
+
+    def start(self, text: TextStart) -> None:
+        self._target.start(text)
+        self.states = self._target.states
+        self._position = 0
+
+    def verify(self, draft: Draft) -> Tensor:
+        self._target.verify(draft)
+        self.logits = self._target.logits
+        recorded = self._reference[self._position : self._position + len(draft) + 1]
+        return one_hot(recorded, self.vocab_size)
+
+    def commit(self, path: Sequence[int], next_token: int) -> None:
+        self._target.commit(path, next_token)
+        self.states = self._target.states
+        self._position += len(path) + 1
+
+    def agreed(self, draft: Draft, acceptance: Acceptance) -> Acceptance:
+        return self._target.agreed(draft, acceptance)
+
+    def discard(self) -> None:
+        self._target.discard()
+
+    def score(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        return self._target.score(prompt, text)

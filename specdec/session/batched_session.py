@@ -28,20 +28,18 @@ class BatchedSession(Session):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._slots = self._measurement.batch_size
+        self.group = FILLS * self._slots
         self._targets: dict[int, BatchTarget] = {}  # by the id of the target of one sequence
         self._drafters: dict[int, BatchDrafter] = {}
         self._decoded: dict[tuple[int, str], dict[int, Generation]] = {}  # repeat and prompt -> arm -> its output
         self._failed: NumericsError | None = None
         self._first = 0  # place of the first prompt of the group at hand
-        longest = len(self._parts.longest_prompt.tokens) + self._parts.limit
-        for arm in (*self._parts.plain, *self._parts.speculative):
+        longest = len(self.parts.longest_prompt.tokens) + self.parts.limit
+        for arm in (*self.parts.plain, *self.parts.speculative):
             target, _ = self._batched(arm)
-            rooms = [arm.target.room(each.structure.tree) for each in (*self._parts.plain, *self._parts.speculative)]
+            rooms = [arm.target.room(each.structure.tree) for each in (*self.parts.plain, *self.parts.speculative)]
             target.reserve(longest + max(rooms))
-
-    @property
-    def group(self) -> int:
-        return FILLS * self._slots
+        self._cache = self._targets[id(self._target)]
 
     def _batched(self, arm: Arm) -> tuple[BatchTarget, BatchDrafter]:
         """Return target and drafter of an arm for several sequences; arms that share one share the other."""
@@ -52,12 +50,12 @@ class BatchedSession(Session):
         return self._targets[id(arm.target)], self._drafters[id(arm.drafter)]
 
     def _together(self, arm: Arm, requests: Sequence[Request]) -> BatchDecoded:
-        return decode_batch(*self._batched(arm), arm.verifier, arm.structure, requests, self._clock)
+        return decode_batch(*self._batched(arm), arm.verifier, arm.structure, requests, self.clock)
 
     def warm_up(self, prompt: Prompt, tokens: int, done: Callable[[int], None] = lambda _: None) -> None:
         """Decode a little with every method, in full batches of one prompt; untimed."""
         reference: tuple[int, ...] | None = None
-        for arm in (*self._parts.plain, *self._parts.speculative):
+        for arm in (*self.parts.plain, *self.parts.speculative):
             requests = [self._asked(arm, prompt, 0, reference, tokens) for _ in range(self._slots)]
             output = self._together(arm, requests).generations[0].tokens
             reference = reference or output  # every method decodes
@@ -67,7 +65,7 @@ class BatchedSession(Session):
         """Return the times of calls on full batches of one text, and of drafts for all of them, shared evenly by the
         sequences.
         """
-        found = measure(*as_one(*self._batched(self._parts.primary)))
+        found = measure(*as_one(*self._batched(self.parts.primary)))
 
         def shared(times: dict[int, list[float]]) -> dict[int, list[float]]:
             return {size: [each / self._slots for each in measured] for size, measured in times.items()}
@@ -97,7 +95,7 @@ class BatchedSession(Session):
                     self._decoded[repeat, prompt.id][id(arm)] = found[place]
             if self._failed is not None:
                 return  # `run_prompt` keeps what there is of the first prompt, and raises
-            if arm is self._parts.baseline:
+            if arm is self.parts.baseline:
                 references = [found[place].tokens for place in range(len(prompts))]
 
     def _order(self, dice: random.Random, place: int) -> list[Arm]:
@@ -118,7 +116,3 @@ class BatchedSession(Session):
         for drafter in self._drafters.values():
             for own in drafter.texts:
                 own.remember(prompt.tokens, output)
-
-    @property
-    def _held_bytes(self) -> int:
-        return self._targets[id(self._target)].cache_bytes

@@ -1,13 +1,15 @@
 """One run of a plan: open, calibrate, decode, analyse, log."""
 
 import logging
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich import get_console
 
 from specdec import ranks
@@ -17,18 +19,21 @@ from specdec.analysis.read.facts import PLAN_FILE, RunStatus
 from specdec.analysis.read.traces import read_traces
 from specdec.analysis.sections import counted
 from specdec.disturbance import watch_of
+from specdec.environment import cpu
 from specdec.errors import EnvironmentFault, Interrupted, SpecdecError
 from specdec.folder.earlier_runs import EarlierRuns, KeptRun
 from specdec.folder.identity import RunIdentity
 from specdec.folder.results import ROUNDS, ResultsFolder
 from specdec.folder.resumption import Beginning, begun, standing, write_sittings
-from specdec.plan.opening_line import opening_line
+from specdec.models.arithmetic import format_name, model_arithmetic
+from specdec.models.gguf_model import gguf_metadata, stored_weights
+from specdec.models.load import model_path, resolve_device, resolve_dtype
+from specdec.models.model_files import is_gguf
 from specdec.plan.plan import Plan
 from specdec.plan.time_budget import TimeBudget
 from specdec.progress import detail, stage, tell, verbose
-from specdec.session.advice_key import predicted_speedups
-from specdec.session.foreign_claims import claim_notes
 from specdec.session.identify import identify, run_facts, run_name
+from specdec.session.kept_answers import claim_notes, predicted_speedups
 from specdec.session.measure import CALIBRATION, measure
 from specdec.session.parts import Parts, loading, open_parts, open_tracked
 from specdec.session.workers import check_workers, divided_threads, workers_note
@@ -46,6 +51,7 @@ _ANALYSED_S = 4.0  # seconds that the analysis of a drafter takes, on one core o
 _TRACED_ROUNDS = 25  # of each generation in the terminal; trace.html has them all
 _TOKEN_BYTES = 100  # of a written token: its round in two tables, its id, its text
 _PAGE_BYTES = 32 << 20  # reports, figures, traces and the tracking database
+_UNTOLD = re.compile(r"\((R|TM)\)| CPU| Processor| @.*")  # parts of a processor's name that tell nothing
 
 
 def run_experiment(plan: Plan, folder: Path, earlier: EarlierRuns | None = None) -> RunFindings | KeptRun:
@@ -96,11 +102,7 @@ def run_experiment(plan: Plan, folder: Path, earlier: EarlierRuns | None = None)
 
 
 def check_space(folder: Path, parts: Parts) -> None:
-    """Refuse a run whose results would not fit where its folder is: they are lost with it when the disk is full.
-
-    Raises:
-        EnvironmentFault: less is free than the run may write.
-    """
+    """Refuse, by an EnvironmentFault, a run that may write more than is free: a full disk loses its results."""
     texts = parts.turns * (len(parts.plain) + len(parts.speculative))
     needed = texts * min(parts.limit, parts.target.context_length) * _TOKEN_BYTES + _PAGE_BYTES
     while not folder.exists():
@@ -167,12 +169,8 @@ def _run(
 
 
 def follow_experiment(plan: Plan, folder: Path) -> None:
-    """Make the calls of rank 0 in the same order, on this rank's share of the target's weights; keep nothing.
-
-    Args:
-        folder: for what rank 0 keeps; the caller drops it.
-    Raises:
-        SpecdecError: see `run_experiment`; also where rank 0 ended.
+    """Make the calls of rank 0 in the same order, on this rank's share of the target's weights. Nothing is kept: the
+    caller drops the folder. SpecdecError: see `run_experiment`; also where rank 0 ended.
     """
     parts = open_parts(plan)
     with ranks.together():
@@ -197,3 +195,60 @@ def _tell_part(folder: Path, tracked: TrackedRun) -> None:
     note = f"**{status.part.capitalize()}.** {run_note(found, partial(artifact, RUN))}"
     tracked.tags({"alpha_source": found.alpha_source, "specdec.partial": status.part, NOTE: note})
     show_run(found, get_console(), folder, run_links(tracked))
+
+
+def opening_line(plan: Plan, *, brief: bool = False) -> str:
+    """Return model, number format and its reason, device, prompts, drafts and time budget in one sentence; a `brief`
+    one leaves the reason, lengths, the drafts and the key of the budget out, and names the processor.
+    """
+    measurement, structure, seconds = plan.measurement, plan.chosen.structure, plan.budget_seconds
+    names = ", ".join(dict.fromkeys((plan.chosen.method, *measurement.drafters)))
+    limit, tokens = plan.prompts.config.limit, measurement.max_new_tokens
+    many = "all prompts" if limit is None else f"at most {limit} prompts"
+    times = f", {measurement.repeats} times" if measurement.repeats > 1 else ""
+    prompts = f"{many} of {plan.prompts.config.name}{times}"
+    if brief:
+        within = "" if seconds is None else f" in {seconds:g} s"
+        return f"{names} on {_model(plan, brief=True)}; {prompts}{within}."
+    length = "whole texts" if tokens is None else f"{tokens} tokens each"
+    sizes = ", ".join(str(gamma) for gamma in sorted({*measurement.gammas, structure.gamma}))
+    depth = "gamma" if structure.name == "chain" else f"{structure.name}, depth"
+    bound = (
+        "no time budget"
+        if seconds is None
+        else f"time budget {seconds:g} s until the last prompt is decoded (measurement.budget_seconds; null: no bound)"
+    )
+    return f"{names} on {_model(plan)}; {prompts}, {length}; {depth} {sizes}; {bound}."
+
+
+def _model(plan: Plan, brief: bool = False) -> str:
+    """Return the target's model with format and device, as far as its configuration has them."""
+    target = plan.target_values
+    if "dtype" not in target or "device" not in target:
+        return plan.model
+    device = resolve_device(target["device"])
+    dtype, where = _dtype(target, device), str(device)
+    if device.type == "cpu":
+        processor = (_UNTOLD.sub("", cpu()["model"]) if brief else "") or where
+        where = f"{processor} ({counted(plan.measurement.threads or torch.get_num_threads(), 'thread')})"
+    return f"{plan.model} in {dtype.partition(' (')[0] if brief else dtype}, on {where}"
+
+
+def _dtype(target: Mapping[str, Any], device: torch.device) -> str:
+    """Return the number format to compute in, and why."""
+    named = resolve_dtype(target["dtype"])
+    if named is not None:
+        return f"{format_name(named)} (as target.dtype says)"
+    name, own = model_path(str(target.get("model", ""))), None
+    if is_gguf(name):
+        form, own = stored_weights(gguf_metadata(name))
+        if own is None:
+            return f"float32 (to which the {form} weights of its file are dequantised)"
+    if values := read_json(Path(name) / "config.json"):  # in the model's folder; not of a hub id or a GGUF file
+        own = getattr(torch, str(values.get("dtype") or values.get("torch_dtype")), None)
+    if not isinstance(own, torch.dtype):
+        return "the model's own number format (float32 where this machine would emulate it)"
+    found = model_arithmetic(None, own, device)
+    if found.used == own:
+        return f"{format_name(own)} (the model's own, in which this machine computes)"
+    return f"{format_name(found.used)} (this machine would emulate {format_name(own)}, the model's own)"

@@ -1,5 +1,5 @@
 """Finds out what a run is before it begins: configuration, machine, parts, and the hash that two runs of the same
-measurement share; and what the analysis has to know of the parts.
+measurement share; what the analysis has to know of the parts, and in which arithmetic the models compute, and why.
 """
 
 import hashlib
@@ -10,12 +10,10 @@ from typing import Any
 
 from specdec import __version__
 from specdec.analysis.read.facts import RunFacts
-from specdec.code_version import code_hash
 from specdec.config import flattened
 from specdec.environment import capture
 from specdec.folder.identity import MISSING, RunIdentity
-from specdec.plugins import is_foreign, source_hash
-from specdec.session.dtypes import arithmetic_notes, with_used_dtypes
+from specdec.plugins import code_hash, is_foreign, source_hash
 from specdec.session.parts import DrafterArms, Parts
 from specdec.targets.replay import Replay
 
@@ -136,11 +134,7 @@ def _identity(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict
 
 
 def run_facts(parts: Parts, predicted: Mapping[int, float] | None = None) -> RunFacts:
-    """Collect what the analysis needs to know of the parts.
-
-    Args:
-        predicted: speedups that advice gave for this run, by gamma.
-    """
+    """Collect what the analysis needs to know of the parts, and the speedups that advice `predicted`, by gamma."""
     others = {each.name: _facts_of(each, parts) for each in parts.beside}
     return replace(_facts_of(parts.chosen, parts), predicted=dict(predicted or {}), beside=others)
 
@@ -181,3 +175,47 @@ def _facts_of(drafting: DrafterArms, parts: Parts) -> RunFacts:
         batch_size=size,
         notes=(*notes, *target.remarks, *drafting.drafter.notes),
     )
+
+
+def arithmetic_notes(parts: Parts) -> tuple[str, ...]:
+    """Return a sentence for each reason why a model computes in another dtype than was asked for, or slowly; it begins
+    with the models that it is about.
+    """
+    drafters = {each.name if parts.beside else "drafter": each.drafter.describe() for each in parts.drafters}
+    about: dict[str, list[str]] = {}
+    for who, described in {"target": parts.target.describe(), **drafters}.items():
+        for reason in values_of("dtype_reason", described):
+            about.setdefault(reason, []).append(who)
+    return tuple(f"{' and '.join(who).capitalize()}: {reason}" for reason, who in about.items())
+
+
+def with_used_dtypes(params: Mapping[str, Any], described: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return flat parameters with the dtype that is used in place of every `dtype`, and behind it, as `dtype_asked`,
+    what the configuration says.
+
+    Args:
+        described: what is recorded of the models, by group: that of `drafter.of.dtype` is in `drafter`, below `of` or,
+            where the drafter names its models itself, anywhere.
+    """
+    found: dict[str, Any] = {}
+    for key, value in params.items():
+        group, *below = key.split(".")
+        if not below or below[-1] != "dtype" or group not in described:
+            found[key] = value
+            continue
+        place: Any = described[group]
+        for part in below[:-1]:
+            place = place.get(part, place) if isinstance(place, Mapping) else place
+        found |= {key: ", ".join(values_of("dtype", place)) or value, f"{key}_asked": value}
+    return found
+
+
+def values_of(key: str, described: Mapping[str, Any]) -> list[str]:
+    """Return the distinct values of a key, at any depth, of what is recorded of a model."""
+    found: dict[str, None] = {}
+    for name, value in described.items():
+        if isinstance(value, Mapping):
+            found |= dict.fromkeys(values_of(key, value))
+        elif name == key:
+            found[str(value)] = None
+    return list(found)

@@ -9,7 +9,7 @@ import torch
 from specdec import ranks
 from specdec.analysis.cost.cost_report import CostReport
 from specdec.analysis.sections import counted
-from specdec.clock import Clock, clock_for
+from specdec.clock import clock_for
 from specdec.disturbance import watch_of
 from specdec.errors import ModelLoadError
 from specdec.folder.results import ResultsFolder
@@ -37,13 +37,10 @@ _SECONDS_BEFORE = 10.0  # that comparisons with plain passes may take before any
 
 
 def measure(parts: Parts, cell: str, beginning: Beginning, heartbeat: Callable[[], None], budget: TimeBudget) -> None:
-    """Measure what is left of a run, whose identity is `cell`.
+    """Measure what is left of a run, whose identity is `cell`; `heartbeat` is called after each prompt.
 
     A run that goes on keeps the calibration of its first sitting: one run has one point of reference, and its tables
     are those of a run that was never interrupted.
-
-    Args:
-        heartbeat: called after each prompt.
     """
     measurement, target, results = parts.plan.measurement, parts.target, beginning.results
     longest = parts.longest_prompt
@@ -91,12 +88,12 @@ def measure(parts: Parts, cell: str, beginning: Beginning, heartbeat: Callable[[
         if measurement.quiet == "require":
             clock.watch.await_quiet()
         if known is None:
-            known = {**_calibration(parts, session, grid_sizes, clock), "threads": threads}
+            known = {**_calibration(session, grid_sizes), "threads": threads}
             results.write_json(CALIBRATION, known)
         budget.lap("calibrating")
         ranks.expect_within(ranks.SILENCE_S)
         try:
-            _decode_all(parts, session, beginning, heartbeat, budget, known, clock)
+            _decode_all(session, beginning, heartbeat, budget, known)
         finally:
             _write_peers(others, results, session.collected.peers)
             session.finish(budget.left_out)
@@ -122,10 +119,10 @@ def _write_peers(others: OpenedPeers, results: ResultsFolder, generations: Seque
         results.write_json("peers.json", described)
 
 
-def _calibration(parts: Parts, session: Session, grid_sizes: list[int], clock: Clock) -> dict[str, Any]:
+def _calibration(session: Session, grid_sizes: list[int]) -> dict[str, Any]:
     """Return the content of `calibration.json`: single calls, a drafter's step, and the grid of the cost model."""
-    measurement, target, seed = parts.plan.measurement, parts.target, parts.plan.seed
-    longest = parts.longest_prompt
+    parts, clock = session.parts, session.clock
+    measurement, target, seed, longest = parts.plan.measurement, parts.target, parts.plan.seed, parts.longest_prompt
     timer = Timer(clock, measurement.calibration_calls, generator_for(seed, longest.id, "calibration"))
     trees = [arm.structure.tree for arm in parts.chosen.arms]
     calibration = session.calibrated(
@@ -162,17 +159,12 @@ def _decoding_seconds(parts: Parts, known: Mapping[str, Any]) -> float:
 
 
 def _decode_all(
-    parts: Parts,
-    session: Session,
-    beginning: Beginning,
-    heartbeat: Callable[[], None],
-    budget: TimeBudget,
-    known: Mapping[str, Any],
-    clock: Clock,
+    session: Session, beginning: Beginning, heartbeat: Callable[[], None], budget: TimeBudget, known: Mapping[str, Any]
 ) -> None:
     """Decode every prompt with its later turns, as often as the configuration says, except for those that are kept and
     those that there is no time for; `known` is the content of `calibration.json`.
     """
+    parts = session.parts
     methods = len(parts.plain) + len(parts.speculative)
     expected, shorter = None, ""
     if session.group == 1 and parts.target.clock() is None:
@@ -196,7 +188,7 @@ def _decode_all(
                 heartbeat()
 
         if parts.workers > 1:
-            decode_by_workers(parts, session, beginning, advance)
+            decode_by_workers(session, beginning, advance)
             return
         answers: Answers = {}
         prompts, size = parts.prompts.prompts, session.group
@@ -212,7 +204,7 @@ def _decode_all(
             with budget.decoding(conversation.turns, kept) as there_is_time:
                 if there_is_time:
                     if parts.plan.measurement.quiet == "require" and not kept:
-                        clock.watch.await_quiet(0.1)  # a short look, for each prompt
+                        session.clock.watch.await_quiet(0.1)  # a short look, for each prompt
                     session.decode_conversation(conversation, beginning.kept, answers, advance)
             if there_is_time and not kept:
                 left = len(order) - done

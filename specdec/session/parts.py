@@ -58,13 +58,10 @@ class SampledPair:
 
     Greedy text repeats itself, which flatters drafters that copy; a sampled one shows how much. Drafts stay those of
     greedy decoding, the drafter's most probable tokens, and the rule keeps the target's own law whatever was drafted.
-
-    Attributes:
-        arms: plain decoding, then the drafter, on the target of the run.
     """
 
     sampling: SamplingConfig
-    arms: tuple[Arm, Arm]
+    arms: tuple[Arm, Arm]  # plain decoding, then the drafter, on the target of the run
 
 
 @dataclass(frozen=True)
@@ -155,10 +152,7 @@ def loading(plan: Plan) -> AbstractContextManager[Stage]:
 
 def open_tracked(plan: Plan) -> Parts:
     """Open the parts of a run that is tracked. A store that is there is looked at before models are loaded; a new one
-    is made afterwards, so that a refusal leaves none.
-
-    Raises:
-        UsageError: the first thing that is wrong with the store or the parts.
+    is made afterwards, so that a refusal (UsageError: the first thing that is wrong with either) leaves none.
     """
     here, found = Path.cwd(), False
     if plan.tracking.enabled:
@@ -173,12 +167,8 @@ def open_tracked(plan: Plan) -> Parts:
 
 
 def open_parts(plan: Plan, threads: int | None = None) -> Parts:
-    """Load the models of a plan, and make its prompts and arms.
-
-    Args:
-        threads: of torch, in place of `measurement.threads`.
-    Raises:
-        UsageError: the first thing that is wrong.
+    """Load the models of a plan, and make its prompts and arms; torch computes on `threads` in place of
+    `measurement.threads`. UsageError for the first thing that is wrong.
     """
     measurement = plan.measurement
     threads = threads or measurement.threads
@@ -286,13 +276,7 @@ def _drafter_arms(plan: Plan, planned: PlannedDrafter, target: Target) -> Drafte
     gammas = sorted({*wanted, structure.gamma})
     sized = {gamma: structure if gamma == structure.gamma else structure.resized(gamma) for gamma in gammas}
     arms = {
-        gamma: Arm(
-            method=planned.method,
-            target=target,
-            drafter=priced(drafter, target),
-            structure=shape,
-            verifier=planned.verifier,
-        )
+        gamma: Arm(planned.method, target, priced(drafter, target), shape, planned.verifier)
         for gamma, shape in sized.items()
         if gamma <= deepest and shape.gamma == gamma  # a tree that was given has no deeper levels
     }

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from specdec.clock import SimulatedClock
 from specdec.drafters.base import Drafter
 from specdec.drafters.base.lookup import Lookup
+from specdec.folder.rounds_table import WalkedRounds
 from specdec.records import Generation, Request
 from specdec.replay.walk import RoundColumns, plain_columns, walk
-from specdec.replay.walked_rounds import WalkedRounds
 from specdec.session.arm import Arm
 from specdec.targets.base import Target
 from specdec.targets.replay import Replay
@@ -26,10 +26,7 @@ def decode_by_walking(
     arms: Sequence[Arm], request: Request, clock: SimulatedClock, traced: Arm | None = None
 ) -> list[Generation]:
     """Decode one text by several methods on one recording (see `walks`), those of a drafter in one walk; time passes in
-    their order.
-
-    Args:
-        traced: the arm whose single rounds will be asked for; it is decoded by the loop.
+    their order. The arm whose single rounds will be asked for (`traced`) is decoded by the loop.
     """
     target, prompt = arms[0].target, tuple(request.prompt)
     assert isinstance(target, Replay)

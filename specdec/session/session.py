@@ -14,24 +14,21 @@ import torch
 
 from specdec.analysis.busy_machine import undisturbed
 from specdec.analysis.findings.run_metrics import SAMPLED
+from specdec.batching.batch_target import BatchTarget
 from specdec.clock import Clock, SimulatedClock
 from specdec.drafters import Drafter
 from specdec.errors import NumericsError
-from specdec.folder.results import DonePrompt, PromptKey, ResultsFolder
+from specdec.folder.results import DonePrompt, Kept, ResultsFolder
 from specdec.folder.rounds_table import GenerationKey, disturbed_rounds, generation_line, round_table
 from specdec.folder.session_files import Collected
 from specdec.prompts import Prompt
 from specdec.prompts.base.contract import turn_id
 from specdec.records import Generation, Request
 from specdec.replay.walk import TextStates
-from specdec.session.arm import Arm
-from specdec.session.divergence import explain
-from specdec.session.expert_reads import expert_reads
-from specdec.session.forced_target import Forced
-from specdec.session.output_quality import judged
+from specdec.session.arm import Arm, Forced
 from specdec.session.parts import SAMPLED_EVERY, Parts
 from specdec.session.recorded_walk import decode_by_walking
-from specdec.session.replays import alpha_sums, replayed_rounds
+from specdec.session.rescoring import expert_reads, explain, judged
 from specdec.session.tracing import trace
 from specdec.targets import Target
 from specdec.targets.causal import Causal
@@ -64,11 +61,7 @@ class Conversation:
 
 
 def conversations(prompts: Sequence[Prompt], repeats: int, seed: int | None = None) -> list[Conversation]:
-    """Return all that a run decodes, in its order.
-
-    Args:
-        seed: of the order of the prompts, where not all of them may be decoded; None is their own order.
-    """
+    """Return all that a run decodes, in its order: that of a `seed` where prompts may be left out, else their own."""
     found: list[Conversation] = []
     place, numbered = 0, list(enumerate(prompts))
     if seed is not None:
@@ -85,64 +78,56 @@ Peer = Callable[[Prompt], Mapping[str, Any] | None]
 
 
 class Session:
-    """Decodes prompts by every arm and keeps what the analysis needs besides rounds and generations of a `cell`."""
+    """Decodes prompts by every arm and keeps what the analysis needs besides rounds and generations.
+
+    Attributes:
+        cell: what makes two runs the same measurement, for the tables.
+        group: the number of prompts that `decode_ahead` is given at a time.
+    """
+
+    group = 1
 
     def __init__(
         self, parts: Parts, cell: str, results: ResultsFolder, clock: Clock, peers: Sequence[Peer] = ()
     ) -> None:
-        """
-        Args:
-            cell: what makes two runs the same measurement, for the tables.
-        """
-        self._parts, self.cell = parts, cell
-        self._results, self._clock, self._peers = results, clock, list(peers)
+        self.parts, self.cell = parts, cell
+        self._results, self.clock, self._peers = results, clock, list(peers)
         self._target, self._measurement, self._seed = parts.target, parts.plan.measurement, parts.plan.seed
         self.collected = Collected()  # of all prompts that are done
         self._prompt = Collected()  # of the prompt at hand
         self._states = TextStates(parts.target)
+        self._cache: Target | BatchTarget = parts.target  # holds the key-value cache
 
     def warm_up(self, prompt: Prompt, tokens: int, done: Callable[[int], None] = lambda _: None) -> None:
-        """Decode a little with every method of ours, untimed; peers warm up when they are tuned.
-
-        Args:
-            done: called with the number of methods that were done since; a line at a temperature is one.
+        """Decode a little with every method of ours, untimed; peers warm up when they are tuned. `done` is called with
+        the number of methods that were done since; a line at a temperature is one.
         """
-        if self._parts.walks:
+        if self.parts.walks:
             return  # no time is measured, and nothing is compiled
-        baseline, *others = self._parts.plain
+        baseline, *others = self.parts.plain
         first = self._decode(baseline, prompt, 0, None, tokens)
-        for number, arm in enumerate((*self._parts.speculative, *others)):
+        for number, arm in enumerate((*self.parts.speculative, *others)):
             self._decode(arm, prompt, 0, first.tokens, len(first.tokens))
             done(1 if number else 2)  # plain decoding alone says little of how long drafts take
-        if self._parts.sampled is not None:
+        if self.parts.sampled is not None:
             self._sample(prompt, 0, random.Random(0), tokens)
             done(1)
-        self._clock.synchronize()
-
-    @property
-    def group(self) -> int:
-        """The number of prompts that `decode_ahead` is given at a time."""
-        return 1
+        self.clock.synchronize()
 
     def decode_ahead(self, prompts: Sequence[Prompt], repeat: int, place: int) -> None:
         """Prepare for the prompts that `run_prompt` is given next; nothing to do where they are decoded one by one.
-
-        Args:
-            place: of the first prompt of the group in the order of the run, which may be done already.
+        `place` is that of the first of the group in the order of the run, which may be done already.
         """
 
     def calibrated(self, measure: Callable[[Target, Drafter], Calibration]) -> Calibration:
         """Return the times that `measure` finds of single calls and drafts, as decoding makes them here."""
-        return measure(self._target, self._parts.primary.drafter)
+        return measure(self._target, self.parts.primary.drafter)
 
     def run_prompt(self, prompt: Prompt, repeat: int, place: int) -> Generation:
         """Decode one prompt, at its place in the order of the run, by every method; return the baseline's generation,
-        on which a next turn is built.
-
-        Raises:
-            NumericsError: after the rounds so far are on disk.
+        on which a next turn is built. A NumericsError comes after the rounds so far are on disk.
         """
-        parts, dice = self._parts, random.Random(f"{self._seed}/{repeat}/{prompt.id}")
+        parts, dice = self.parts, random.Random(f"{self._seed}/{repeat}/{prompt.id}")
         order = self._order(dice, place)
         peers_first = dice.random() < 0.5  # neither side always meets the warmer caches
         found = self._prompt = Collected()
@@ -152,9 +137,9 @@ class Session:
             if peers_first:
                 self._run_peers(prompt, repeat, dice)
             if parts.walks:
-                assert isinstance(self._clock, SimulatedClock)
+                assert isinstance(self.clock, SimulatedClock)
                 asked, traced = self._asked(order[0], prompt, repeat, None), parts.primary if self._tracing else None
-                walked = decode_by_walking(order, asked, self._clock, traced)
+                walked = decode_by_walking(order, asked, self.clock, traced)
                 done = {id(arm): generation for arm, generation in zip(order, walked, strict=True)}
             for arm in () if parts.walks else order:
                 done[id(arm)] = self._decode(arm, prompt, repeat, reference)
@@ -179,22 +164,22 @@ class Session:
                 rounds: float | None = len(output.rounds)  # of a walk along recorded text, which every method writes
                 if not parts.walks:
                     asked = self._asked(arm, prompt, repeat, baseline.tokens)
-                    rounds = replayed_rounds(arm, asked, text, self._states)
+                    rounds = arm.replayed_rounds(asked, text, self._states)
                 if rounds is not None:
                     line = {"method": arm.method, "gamma": arm.gamma, "kind": kind, **work}
                     found.replays.append({**line, "tokens": len(text), "rounds": float(rounds)})
         for arm in (each.arms[0] for each in parts.drafters):
             asked = self._asked(arm, prompt, repeat, baseline.tokens)
-            sums = alpha_sums(arm, asked, baseline.tokens, self._states)
+            sums = arm.alpha_sums(asked, baseline.tokens, self._states)
             if sums is not None:
                 found.alpha.append({"method": arm.method, **work, **sums})
-        found.cache_bytes, found.peak_mb = self._held_bytes, peak_mb(self._target.device)
+        found.cache_bytes, found.peak_mb = self._cache.cache_bytes, peak_mb(self._target.device)
         target = self._target
         if isinstance(target, Causal) and target.mixture is not None and self._measurement.batch_size == 1:
             for arm in (each.primary for each in parts.drafters):
                 named = {"method": arm.method, "gamma": arm.gamma, **work}
                 found.experts += expert_reads(target, target.mixture, done[id(arm)], named)
-        clock = self._clock.mark() if isinstance(self._clock, SimulatedClock) else None
+        clock = self.clock.mark() if isinstance(self.clock, SimulatedClock) else None
         record = DonePrompt(prompt.id, repeat, place, baseline.tokens, vars(found), clock)
         self._results.append(*lines, record)
         self.collected.add(vars(found))
@@ -202,21 +187,16 @@ class Session:
         return baseline
 
     def decode_conversation(
-        self,
-        conversation: Conversation,
-        kept: Mapping[PromptKey, DonePrompt],
-        answers: Answers,
-        advance: Callable[[bool], None],
+        self, conversation: Conversation, kept: Kept, answers: Answers, advance: Callable[[bool], None]
     ) -> None:
         """Decode the turns of a prompt, except for those that are kept. To be called in the order of the run: drafters
         remember a kept turn as if it had just been decoded, and simulated time goes on from where it ended.
 
         Args:
-            kept: turns that are done.
             answers: of earlier repeats; those of this prompt are added.
             advance: called after every turn, with False for one that was kept.
         """
-        turns = self._parts.prompts.turns(conversation.prompt, answers)
+        turns = self.parts.prompts.turns(conversation.prompt, answers)
         for place, turn in enumerate(turns, conversation.place):
             done = kept.get((conversation.repeat, turn.id))
             if done is None:
@@ -224,26 +204,23 @@ class Session:
             else:
                 output = done.baseline
                 self.collected.add(done.collected)
-                if isinstance(self._clock, SimulatedClock) and done.clock is not None:
-                    self._clock.reach(done.clock)
+                if isinstance(self.clock, SimulatedClock) and done.clock is not None:
+                    self.clock.reach(done.clock)
                 self._remember(turn, output)
             advance(done is None)
             answers.setdefault(turn.id, output)
 
     def finish(self, left_out: Sequence[str] = ()) -> None:
-        """Write what was collected of the prompts that are done. Memory is read here, before anything that is no part
-        of the decoding allocates.
-
-        Args:
-            left_out: ids of the prompts that there was no time for.
+        """Write what was collected of the prompts that are done, and the ids of those that there was no time for.
+        Memory is read here, before anything that is no part of the decoding allocates.
         """
         self.collected.peak_mb = max(self.collected.peak_mb, peak_mb(self._target.device))
         del self.collected.traces[self._measurement.traced :]  # every process has traced as many
-        self.collected.write(self._results, [each.name for each in self._parts.drafters], left_out)
+        self.collected.write(self._results, [each.name for each in self.parts.drafters], left_out)
 
     def _order(self, dice: random.Random, place: int) -> list[Arm]:
         """Return the arms that decode the prompt at a place of the run, in random order: all, but for the control."""
-        parts = self._parts
+        parts = self.parts
         order = [*parts.plain, *parts.speculative]
         every = min(parts.control_every, -(-parts.turns // self.group))  # in a short run once, at its end
         if (place // self.group + 1) % every:
@@ -254,13 +231,8 @@ class Session:
             order.sort(key=lambda arm: arm is not parts.baseline)
         return order
 
-    @property
-    def _held_bytes(self) -> int:
-        """Size of the key-value cache that the target holds at present."""
-        return self._target.cache_bytes
-
     def _remember(self, prompt: Prompt, output: Sequence[int]) -> None:
-        for each in self._parts.drafters:
+        for each in self.parts.drafters:
             each.drafter.remember(prompt.tokens, output)
 
     def _run_peers(self, prompt: Prompt, repeat: int, dice: random.Random) -> None:
@@ -271,23 +243,23 @@ class Session:
 
     def _sample(self, prompt: Prompt, repeat: int, dice: random.Random, limit: int | None = None) -> None:
         """Decode a prompt with sampling, plainly and with the drafter, where the run has a line at a temperature."""
-        pair = self._parts.sampled
+        pair = self.parts.sampled
         if pair is None:
             return
         greedy = self._target.sampling
         for arm in dice.sample(pair.arms, 2):
             self._target.standardise(pair.sampling)
             try:
-                generation = arm.decode(self._asked(arm, prompt, repeat, None, limit), self._clock)
+                generation = arm.decode(self._asked(arm, prompt, repeat, None, limit), self.clock)
             finally:
                 self._target.standardise(greedy)
-            self._clock.synchronize()
+            self.clock.synchronize()
             key = GenerationKey(self.cell, arm.method, arm.gamma, repeat, prompt.id, prompt.category)
-            line = generation_line(key, generation, self._clock, *self._read(generation.tokens))
+            line = generation_line(key, generation, self.clock, *self._read(generation.tokens))
             line["temperature"] = pair.sampling.temperature
             line["accepted"] = sum(each.accepted for each in generation.rounds)
             line["rejected"] = sum(each.rejected for each in generation.rounds)
-            seconds = undisturbed(round_table(key, generation, self._clock).to_pandas())["round_s"]
+            seconds = undisturbed(round_table(key, generation, self.clock).to_pandas())["round_s"]
             line["decode_s"] = float(seconds.sum())  # of an undisturbed machine
             self._prompt.sampled.append({name: line[name] for name in SAMPLED})
 
@@ -295,27 +267,27 @@ class Session:
         self, arm: Arm, prompt: Prompt, repeat: int, reference: tuple[int, ...] | None, limit: int | None = None
     ) -> Generation:
         request = self._asked(arm, prompt, repeat, reference, limit)
-        plain = any(arm is other for other in self._parts.plain)
-        if self._parts.plan.forced and not plain:
+        plain = any(arm is other for other in self.parts.plain)
+        if self.parts.plan.forced and not plain:
             assert reference is not None
             arm = replace(arm, target=Forced(arm.target, reference))
-        return arm.decode(request, self._clock)
+        return arm.decode(request, self.clock)
 
     def _asked(
         self, arm: Arm, prompt: Prompt, repeat: int, reference: Sequence[int] | None, limit: int | None = None
     ) -> Request:
-        return arm.request(prompt, limit or self._parts.limit, self._seed, repeat, reference)
+        return arm.request(prompt, limit or self.parts.limit, self._seed, repeat, reference)
 
     def _lines(
         self, prompt: Prompt, repeat: int, done: dict[int, Generation]
     ) -> tuple[list[pa.Table], list[dict[str, Any]]]:
         """Return the rounds and the generations of a prompt as its tables have them; judge the outputs."""
-        self._clock.synchronize()
+        self.clock.synchronize()
         rounds: list[pa.Table] = []
         lines: list[dict[str, Any]] = []
-        judge = self._parts.judge
+        judge = self.parts.judge
         read: dict[tuple[int, ...], tuple[str, bool]] = {}  # outputs: mostly the same one by every method
-        for arm in (*self._parts.plain, *self._parts.speculative):
+        for arm in (*self.parts.plain, *self.parts.speculative):
             generation = done.get(id(arm))
             if generation is None:
                 continue
@@ -323,8 +295,8 @@ class Session:
             if generation.tokens not in read:
                 read[generation.tokens] = self._read(generation.tokens)
             text, flagged = read[generation.tokens]
-            rounds.append(round_table(key, generation, self._clock))
-            lines.append(generation_line(key, generation, self._clock, text, flagged))
+            rounds.append(round_table(key, generation, self.clock))
+            lines.append(generation_line(key, generation, self.clock, text, flagged))
             if judge is not None:
                 self._prompt.quality.append({**vars(key), **judged(judge, generation, text, prompt.reference)})
         return rounds, lines
@@ -342,13 +314,13 @@ class Session:
 
     def _examine(self, prompt: Prompt, arm: Arm, output: Generation, baseline: Generation) -> None:
         """Trace an output, and compare it with the baseline's where it should be the same."""
-        parts = self._parts
+        parts = self.parts
         lossless = arm.verifier.capabilities.lossless and not parts.plan.forced
         if arm is parts.primary and self._tracing:
             tokenizer = self._target.tokenizer
             decode = None if tokenizer is None else tokenizer.decode
             header = {"prompt": prompt.id, "drafter": arm.method, "structure": arm.structure.label}
-            busy = [False] * len(output.rounds) if parts.walks else disturbed_rounds(output.rounds, self._clock)
+            busy = [False] * len(output.rounds) if parts.walks else disturbed_rounds(output.rounds, self.clock)
             self._prompt.traces.append(asdict(trace(output, decode, busy, **header, lossless=lossless)))
         if self._target.sampling.greedy and lossless:
             self._prompt.compared.append(arm.method)

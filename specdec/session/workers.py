@@ -12,7 +12,7 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -23,7 +23,7 @@ import torch
 from specdec.analysis.sections import counted
 from specdec.clock import clock_for
 from specdec.errors import EnvironmentFault, NumericsError
-from specdec.folder.results import DonePrompt, PromptKey, ResultsFolder, finished_prompts
+from specdec.folder.results import Kept, ResultsFolder, finished_prompts
 from specdec.folder.resumption import Beginning
 from specdec.models.memory import available_bytes
 from specdec.plan.plan import Plan
@@ -37,11 +37,8 @@ _ENDING_S = 5.0  # a process that was told to end gets so long before it is kill
 
 
 def check_workers(parts: Parts) -> None:
-    """Check that the prompts of a run can be shared out.
-
-    Raises:
-        UsageError: a drafter that depends on the order of the prompts, other engines beside, too few GPUs, too little
-            memory.
+    """Check that the prompts of a run can be shared out. UsageError for a drafter that depends on their order, other
+    engines beside, too few GPUs, too little memory.
     """
     if parts.workers == 1:
         return
@@ -96,10 +93,8 @@ def _begin() -> None:
 
 def _work(pipe: Connection, number: int, plan: Plan, folder: Path, cell: str, threads: int) -> None:
     """Decode the prompts that come through a pipe, one by one, and answer each with the turns that were decoded and
-    the answers to them, or with the fault; None ends the worker, which says None when all is on disk.
-
-    Args:
-        number: of the worker, from 0, which has a GPU and files of its own; the rest is what it has to know of the run.
+    the answers to them, or with the fault; None ends the worker, which says None when all is on disk. By its `number`,
+    from 0, the worker has a GPU and files of its own.
     """
     _begin()
     results = ResultsFolder(folder, str(number))
@@ -151,7 +146,7 @@ class _Worker:
         self.prompts: list[str] = []
         self.at_hand: Conversation | None = None
 
-    def give(self, conversation: Conversation, kept: Mapping[PromptKey, DonePrompt], answers: Answers) -> None:
+    def give(self, conversation: Conversation, kept: Kept, answers: Answers) -> None:
         """Have the process decode a prompt."""
         mine = conversation.repeat, conversation.prompt.id
         own = {key: done for key, done in kept.items() if (key[0], first_turn(key[1])) == mine}
@@ -160,12 +155,7 @@ class _Worker:
             self.pipe.send((conversation, own, answers))
 
     def answer(self) -> tuple[list[bool], Answers]:
-        """Return what became of the prompt at hand.
-
-        Raises:
-            Exception: as the worker raised it.
-            EnvironmentFault: it died.
-        """
+        """Return what became of the prompt at hand; raise what the worker raised, or an EnvironmentFault if it died."""
         assert self.at_hand is not None
         answer = self._received(f"while it decoded prompt {self.at_hand.prompt.id!r}")
         if isinstance(answer, Exception):
@@ -175,11 +165,7 @@ class _Worker:
         return decoded
 
     def close(self) -> None:
-        """Have the process write what still waits for its next prompt, and end.
-
-        Raises:
-            EnvironmentFault: it died.
-        """
+        """Have the process write what still waits for its next prompt, and end; EnvironmentFault where it died."""
         with suppress(BrokenPipeError):
             self.pipe.send(None)
         self._received("before it had written its last prompts")
@@ -204,7 +190,7 @@ class _Worker:
         self._process.join()
 
 
-def decode_by_workers(parts: Parts, session: Session, beginning: Beginning, advance: Callable[[bool], None]) -> None:
+def decode_by_workers(session: Session, beginning: Beginning, advance: Callable[[bool], None]) -> None:
     """Have workers decode all prompts that are not kept, and give the session what they collected, in the order of the
     run.
 
@@ -215,7 +201,7 @@ def decode_by_workers(parts: Parts, session: Session, beginning: Beginning, adva
             hand.
         EnvironmentFault: a worker died; what is on disk is kept.
     """
-    folder = beginning.results.folder
+    parts, folder = session.parts, beginning.results.folder
     workers: list[_Worker] = []
     try:
         for number in range(parts.workers):

@@ -177,9 +177,7 @@ class _Calls:
             self._target.discard()
 
     def _possible(self, context: int, fill: bool = True) -> list[Shape]:
-        """Fill the cache, with as many copies as there is memory for, or only look for that; return the shapes that
-        these serve.
-        """
+        """Fill the cache with as many copies as fit, or only look for that; return the shapes that these serve."""
         capacity = context + 1 + self._room
         while possible := [shape for shape in self._drafts if (shape, context) not in self.lacking]:
             copies = max(k for k, _ in possible)
@@ -211,9 +209,7 @@ def time_drafts(
     target: Target, drafter: Drafter, structures: Sequence[Structure], prompt: Sequence[int], timer: Timer
 ) -> pd.DataFrame:
     """Time drafts after `prompt`, all structures in random order in each pass; one more pass comes first and does not
-    count.
-
-    Each draft is verified and forgotten, so that the next one meets the processor's caches as a call leaves them.
+    count. Each draft is verified and forgotten, so that the next one meets the processor's caches as after a call.
 
     Returns:
         One line for each structure and call: structure (its place), nodes and depth (asked for), call (from 0), drafted

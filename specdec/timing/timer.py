@@ -51,10 +51,8 @@ class Timer:
         self._times: defaultdict[Hashable, list[tuple[object, object, float]]] = defaultdict(list)
 
     def passes(self, warm_up: int = 0, name: str = "") -> Iterator[int]:
-        """Yield the number of each pass, from 0; the first times of every case, `warm_up` of them, are not counted.
-
-        Args:
-            name: of the stage that the passes are shown as; "" where another one is under way.
+        """Yield the number of each pass, from 0; the first times of every case, `warm_up` of them, are not counted. The
+        passes are shown as a stage of this `name`; "" where another one is under way.
         """
         self._warm_up = warm_up
         begin, passes = time.perf_counter(), self.calls + warm_up
@@ -105,9 +103,7 @@ class Timer:
         self._times[case].pop()
 
     def seconds(self, case: Hashable) -> list[float]:
-        """Return the times of a case, in order, for disturbed ones the median of the others; empty where it was never
-        timed.
-        """
+        """Return the times of a case, in order, for disturbed ones the median of the others; empty if it has none."""
         self.clock.synchronize()
         timed = self._timed(case)
         usual = median([each for each, hit in timed if not hit] or [nan])

@@ -15,7 +15,7 @@ from specdec.advice.advice import Advice, RoundCost, ideals, judge, predict, rec
 from specdec.advice.advisor import show
 from specdec.analysis.intervals import Interval
 from specdec.environment import cpu
-from specdec.session.advice_key import key_of
+from specdec.session.kept_answers import key_of
 from specdec.structures import structures
 from specdec.theory.capped_geometric import tokens_per_round
 from specdec.verifiers import verifiers

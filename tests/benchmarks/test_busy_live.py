@@ -41,7 +41,7 @@ def decode(windows: Path, arguments: Sequence[str]) -> None:
     written, found = Session._lines, []
 
     def noted(self: Any, prompt: Any, repeat: int, done: dict[int, Any]) -> Any:
-        for arm in (*self._parts.plain, *self._parts.speculative):
+        for arm in (*self.parts.plain, *self.parts.speculative):
             rounds = done[id(arm)].rounds if id(arm) in done else ()
             found.extend((arm.method, each.marks.start, each.marks.committed) for each in rounds)
         return written(self, prompt, repeat, done)

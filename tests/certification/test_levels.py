@@ -18,7 +18,7 @@ from specdec.certification.tiny_models import load_tiny_model
 from specdec.config import CertificateConfig
 from specdec.drafters.small_model import SmallModel
 from specdec.records import Draft
-from specdec.session.divergence import Divergence
+from specdec.session.rescoring import Divergence
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.verifiers.base import verifiers

@@ -49,7 +49,7 @@ def decoded(monkeypatch):
     def watched(session, prompt, *rest):
         if len(seen) == seen.stop:
             raise Terminated("Stopped by SIGTERM.")
-        seen.append((session._parts.primary.gamma, prompt.id))
+        seen.append((session.parts.primary.gamma, prompt.id))
         return decode(session, prompt, *rest)
 
     monkeypatch.setattr(Session, "run_prompt", watched)
@@ -111,7 +111,7 @@ def test_failed_cells_run_again_and_died_ones_are_told_apart(in_process, decoded
     broken = [True]
 
     def finish(session, left_out):
-        if broken[0] and session._parts.primary.gamma == 2:
+        if broken[0] and session.parts.primary.gamma == 2:
             raise UsageError("The disk of this cell is gone.")
         decode(session, left_out)
 

@@ -11,7 +11,7 @@ from specdec.errors import UsageError
 from specdec.models.decoder import Decoder
 from specdec.records import TextStart
 from specdec.sampling import generator_for
-from specdec.session.forced_target import Forced
+from specdec.session.arm import Forced
 from specdec.targets.causal import Causal
 
 SIZE = 7

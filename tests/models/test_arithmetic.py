@@ -1,7 +1,5 @@
 """The format that a device computes in: the one asked for, or float32 where it would only be emulated."""
 
-from types import MappingProxyType
-
 import pytest
 import torch
 
@@ -13,19 +11,6 @@ ZEN_4 = {"avx512_f": True, "avx512_bf16": True, "avx512_fp16": False, "amx_bf16"
 ARROW_LAKE = {"avx2": True, "avx_ne_convert": True, "avx512_bf16": False, "amx_tile": False}  # conversions alone
 SAPPHIRE_RAPIDS = ZEN_4 | {"avx512_fp16": True, "amx_bf16": True, "amx_tile": True}
 NEOVERSE_V1 = {"neon": True, "fp16_arith": True, "bf16": True, "sve_bf16": True}
-
-
-@pytest.fixture(autouse=True)
-def no_limit(monkeypatch):
-    """Nothing limits the instructions that oneDNN uses."""
-    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def processor(monkeypatch):
-    """`processor(ZEN_4)`: from now on torch reports this one."""
-    return lambda able: monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: MappingProxyType(able))
 
 
 @pytest.mark.parametrize(

@@ -153,9 +153,7 @@ class Passed(Exception):
 
 @pytest.fixture
 def refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """`refusal("run +drafter=ngram")` returns the sentence that a command answers before it opens its parts; "" where
-    it goes on.
-    """
+    """`refusal("run +drafter=ngram")` returns what a command answers before it opens its parts; "" where it goes on."""
 
     def go_on(*_: Any) -> None:
         raise Passed

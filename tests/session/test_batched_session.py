@@ -92,9 +92,7 @@ def test_a_whole_run_calibrates_at_its_batch_and_its_account_multiplies_out(tmp_
 
 
 def test_logits_that_are_not_finite_end_the_run_with_what_there_is(tmp_path, monkeypatch):
-    """The first prompt of the group keeps the outputs of the methods that were done, and the rounds of the one that
-    failed.
-    """
+    """The first prompt of the group keeps the outputs of methods that were done, and rounds of the one that failed."""
     config = config_of(NGRAM, "measurement.batch_size=2")
     parts, results = open_parts(plan(config)), ResultsFolder(tmp_path)
     session = BatchedSession(parts, "cell", results, SimulatedClock())

@@ -3,7 +3,6 @@ is said, and what makes two runs the same measurement.
 """
 
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from fixtures.resumed_runs import config_of
 from specdec.config import flattened
 from specdec.folder.identity import differences
 from specdec.plan.plan import plan
-from specdec.session.advice_key import key_of, keyed_by
 from specdec.session.identify import identify, run_facts
+from specdec.session.kept_answers import key_of, keyed_by
 from specdec.session.parts import Parts, open_parts
 
 VOCABULARY = 11
@@ -27,19 +26,6 @@ def folder(tmp_path_factory, tiny_llama) -> Path:
     path: Path = tmp_path_factory.mktemp("models") / "stored"
     tiny_llama(VOCABULARY).bfloat16().save_pretrained(path)
     return path
-
-
-@pytest.fixture
-def processor(monkeypatch):
-    """`processor(True)`: from now on torch reports one that computes in bfloat16."""
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
-
-    def report(native: bool) -> None:
-        able = MappingProxyType({"avx2": True, "avx512_f": True, "avx512_bf16": native})
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
-
-    return report
 
 
 def made(folder: Path, *overrides: str, drafter: str = "small_model") -> Parts:
@@ -69,7 +55,7 @@ def dtypes_of(described: dict[str, Any]) -> set[str]:
     ],
 )
 def test_every_model_computes_in_the_arithmetic_of_the_processor(folder, processor, drafter, more, native):
-    processor(native)
+    processor({"avx512_bf16": native})
     parts = made(folder, *more, drafter=drafter)
     used = "bfloat16" if native else "float32"
     assert dtypes_of(parts.target.describe()) == dtypes_of(parts.chosen.drafter.describe()) == {used}
@@ -86,14 +72,14 @@ def test_every_model_computes_in_the_arithmetic_of_the_processor(folder, process
 
 
 def test_a_dtype_that_is_named_is_obeyed_and_said_to_be_emulated(folder, processor):
-    processor(False)
+    processor({"avx512_bf16": False})
     parts = made(folder, "target.dtype=bfloat16")
     assert parts.target.model.dtype == torch.bfloat16 and parts.chosen.drafter.describe()["dtype"] == "float32"
     emulates = "This processor has no bfloat16 arithmetic and emulates it slowly, as dtype=bfloat16 asks for"
     said = [note for note in run_facts(parts).notes if "arithmetic" in note]
     assert len(said) == 2 and said[0].startswith(f"Target: {emulates}") and said[1].endswith(EMULATED)
     assert identify(parts).environment["model"]["dtype_asked"] == "bfloat16"
-    processor(True)
+    processor({"avx512_bf16": True})
     assert not [note for note in run_facts(made(folder, "target.dtype=bfloat16")).notes if "arithmetic" in note]
 
 
@@ -101,7 +87,7 @@ def test_another_processor_makes_another_measurement(folder, processor):
     """The same configuration: runs in bfloat16 and in float32 are not gone on with, nor taken for one another."""
     found = {}
     for native in (True, False):
-        processor(native)
+        processor({"avx512_bf16": native})
         parts = made(folder)
         found[native] = identify(parts), key_of(keyed_by(parts))
     (first, first_key), (second, second_key) = found[True], found[False]
@@ -113,6 +99,6 @@ def test_another_processor_makes_another_measurement(folder, processor):
 
 
 def test_advice_does_not_depend_on_how_a_dtype_was_asked_for(folder, processor):
-    processor(False)
+    processor({"avx512_bf16": False})
     keys = {key_of(keyed_by(made(folder, f"target.dtype={asked}"))) for asked in ("auto", "float32")}
     assert len(keys) == 1

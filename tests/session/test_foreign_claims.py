@@ -8,7 +8,7 @@ from fixtures.small_parts import composed
 from specdec.drafters import drafters
 from specdec.drafters.ngram import Ngram, NgramConfig
 from specdec.plan.plan import plan
-from specdec.session.foreign_claims import claim_notes, record_passed
+from specdec.session.kept_answers import claim_notes, record_passed
 
 
 @pytest.fixture

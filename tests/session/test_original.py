@@ -1,9 +1,12 @@
-"""`measurement.original`: the model that a trained target was, decoded beside it as a second baseline."""
+"""Plain decoding once more: by the model that a trained target was (`measurement.original`), a second baseline; by the
+target itself (`measurement.null`), a control.
+"""
 
 import json
 from functools import cache
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from fixtures.plain_laws import plain_greedy
@@ -16,11 +19,13 @@ from specdec.errors import UsageError
 from specdec.plan.plan import plan
 from specdec.session.experiment import run_experiment
 from specdec.session.parts import open_parts
+from specdec.text.streams import Stream, write_streams
 from specdec.training.data.tokenized_corpus import train_tokenizer
 
 VOCABULARY = 11
 TOKENS = "prompts.tokens=[[1,2,3,1,2,3,1],[4,5,4,5,4,5],[7,8,9,7,8]]"
 SHORT = ("measurement.gammas=[4]", "measurement.max_new_tokens=10", "measurement.null=false", "target.device=cpu")
+SMALL = ("measurement.max_new_tokens=6", "structure.gamma=2")
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +132,35 @@ def test_another_tokenizer_is_refused(tmp_path, tiny_llama):
         train_tokenizer([text] * 3, 264, 64).save_pretrained(models[name])
     with pytest.raises(UsageError, match="has another tokenizer; give the model that the target was trained from"):
         open_parts(plan(config(models, "original")))
+
+
+def test_a_control_writes_the_baselines_texts_without_a_drafter(tmp_path):
+    prompts = [[number % 3, (number + 1) % 3, number % 2] for number in range(5)]
+    given = ("measurement.null=true", f"prompts.tokens={prompts}".replace(" ", ""))
+    decode(config_of("+drafter=ngram", *SMALL, *given), tmp_path)
+    texts = {"baseline": [], "null": [], "ngram": []}
+    for line in found(tmp_path)["generations"]:
+        texts[line["method"]].append((line["prompt"], line["generated_token_ids"]))
+    assert texts["null"] == texts["baseline"] and len(texts["null"]) == 5
+    rounds = pd.read_parquet(tmp_path / "rounds.parquet").set_index("method")
+    assert (rounds.loc["null", ["gamma", "offered", "accepted"]] == 0).all(axis=None)
+    assert (rounds.loc["null", "committed"] == 1).all() and rounds.loc["ngram", "offered"].any()
+
+
+@pytest.mark.parametrize(("prompts", "controlled"), [(1, 1), (15, 2)])
+def test_by_itself_it_takes_a_tenth_of_the_calls_at_most_and_leaves_no_prompt_out(tmp_path, prompts, controlled):
+    """For a token the others make 1 + 1/3 calls at least, so that one of 7 prompts may have a control of one call."""
+    texts = str([[number % 3, number // 3 % 3, number // 9] for number in range(prompts)]).replace(" ", "")
+    decode(config_of("+drafter=ngram", *SMALL, "measurement.gammas=[]", f"prompts.tokens={texts}"), tmp_path)
+    lines = pd.DataFrame(found(tmp_path)["generations"])
+    assert lines["method"].value_counts().to_dict() == {"baseline": prompts, "null": controlled, "ngram": prompts}
+    if prompts > 1:
+        calls = lines.groupby("method")["rounds"].sum()
+        assert calls["null"] <= 0.1 * calls.sum()
+
+
+def test_time_that_is_simulated_has_no_control(tmp_path):
+    write_streams(tmp_path / "streams.jsonl", [Stream("a", "code", (1, 2), (1, 2, 1, 2, 1, 2))])
+    replay = ("target=replay", "prompts=recorded", f"target.path={tmp_path / 'streams.jsonl'}")
+    with pytest.raises(UsageError, match=r"measurement\.null=true.*no noise"):
+        open_parts(plan(config_of("+drafter=ngram", *replay, "measurement.null=true")))

@@ -12,8 +12,8 @@ from specdec.errors import NotLossless, UsageError
 from specdec.folder.earlier_runs import KeptRun
 from specdec.plan.plan import plan
 from specdec.session import session
-from specdec.session.divergence import Divergence
 from specdec.session.experiment import run_experiment
+from specdec.session.rescoring import Divergence
 from specdec.targets.table import Table
 
 LAW = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"

@@ -46,11 +46,11 @@ def test_both_texts_follow_the_targets_law_at_the_temperature(tmp_path, watched)
     bound is passed with chance 1e-4.
     """
     session = session_of(tmp_path, *ON, "measurement.gammas=[]", "measurement.max_new_tokens=100")
-    prompts = session._parts.prompts.prompts
+    prompts = session.parts.prompts.prompts
     for repeat in range(6):
         for prompt in prompts[::2]:
             session.run_prompt(prompt, repeat, place=0)
-    law = probabilities(torch.tensor(np.log(json.loads(LAW.partition("=")[2]))), session._parts.sampled.sampling)
+    law = probabilities(torch.tensor(np.log(json.loads(LAW.partition("=")[2]))), session.parts.sampled.sampling)
     for gamma in (0, 4):
         counts = np.zeros((3, 3))
         for text in [tokens for temperature, size, tokens in watched if (temperature, size) == (0.7, gamma)]:
@@ -64,9 +64,9 @@ def test_both_texts_follow_the_targets_law_at_the_temperature(tmp_path, watched)
 def test_the_pair_takes_turns_and_the_target_is_greedy_afterwards(tmp_path, watched):
     session = session_of(tmp_path, *ON, "measurement.max_new_tokens=3")
     for repeat in range(3):
-        for prompt in session._parts.prompts.prompts:
+        for prompt in session.parts.prompts.prompts:
             session.run_prompt(prompt, repeat, place=2 * repeat)
-            assert session._parts.target.sampling.greedy
+            assert session.parts.target.sampling.greedy
     order = [gamma for temperature, gamma, _ in watched if temperature]
     first = order[::2]
     assert len(order) == 36 and {0, 4} == set(first), "18 fair coins fall alike with chance 2^-17"
@@ -75,7 +75,7 @@ def test_the_pair_takes_turns_and_the_target_is_greedy_afterwards(tmp_path, watc
 
 def test_the_pair_is_warmed_up_with_all_others(tmp_path, watched):
     session = session_of(tmp_path, *ON)
-    session.warm_up(session._parts.prompts.prompts[0], 3)
+    session.warm_up(session.parts.prompts.prompts[0], 3)
     assert sorted(gamma for temperature, gamma, _ in watched if temperature) == [0, 4]
     assert {len(tokens) for *_, tokens in watched} == {3}
 

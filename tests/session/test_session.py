@@ -19,9 +19,9 @@ from specdec.plan.plan import plan
 from specdec.plan.time_budget import TimeBudget
 from specdec.records import Request, TextStart
 from specdec.session import measure
-from specdec.session.advice_key import key_of, keyed_by
 from specdec.session.arm import Arm
 from specdec.session.identify import identify
+from specdec.session.kept_answers import key_of, keyed_by
 from specdec.session.parts import open_parts
 from specdec.session.session import Session, conversations
 from specdec.structures import structures

@@ -19,9 +19,7 @@ def test_the_buffer_exceeds_the_caches(tmp_path):
 
 
 def test_rates_are_bytes_and_operations_over_the_best_time(monkeypatch):
-    """Every kernel takes 2 s and then 1 s: a copy of half the buffer reads it and writes it, a product multiplies and
-    adds.
-    """
+    """Every kernel takes 2 s, then 1 s: a copy of half the buffer reads and writes it, a product multiplies, adds."""
     monkeypatch.setattr(machine, "buffer_bytes", lambda: 2**24)
     monkeypatch.setattr(machine.Timer, "seconds", lambda self, case: [2.0, 1.0])
     facts = measure_machine(torch.device("cpu"), torch.float32, rows=(3,), seconds=0.0)

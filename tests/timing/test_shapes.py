@@ -153,9 +153,7 @@ def test_both_ways_are_timed_in_turn(tiny_model, sampling):
 
 @pytest.mark.parametrize("compilation", [None, "trace"])
 def test_a_batch_of_roots_is_a_plain_step_in_each_of_its_sequences(tiny_model, sampling, monkeypatch, compilation):
-    """A traced pass runs here as it was written, which takes no time to make; it writes into its own cache all the
-    same.
-    """
+    """A traced pass runs here as it was written, which takes no time to make, and writes into its own cache."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     target = Causal(tiny_model("llama"), sampling(temperature=1.0), compilation=compilation)
     target.evaluation = "rows"

@@ -15,8 +15,7 @@ from specdec.plan.time_budget import TimeBudget
 from specdec.prompts import first_turn
 from specdec.records import Generation
 from specdec.session.arm import Arm, seeded_request
-from specdec.session.divergence import explain
-from specdec.session.output_quality import log_likelihood
+from specdec.session.rescoring import explain, log_likelihood
 from specdec.structures import Structure
 from specdec.studies.base.contract import Bench
 from specdec.targets.base import Target
@@ -30,7 +29,7 @@ OUTPUTS = ("repeat", "stream", "prompt", "category", "tokens", "rounds", "second
 seconds: of all rounds, prefill apart; with draft_s and verify_s among them. offered: depth of all drafts; nodes: of all
 drafts; offers: rounds with a draft. identical: it is the text of the stream. tv: total variation of the emitted law
 from the target's, summed over tokens; otherwise: chance of a decision that a lossless rule would not have made, summed
-over rounds; both are missing where they are not known (see `session.output_quality`).
+over rounds; both are missing where they are not known (see `session.rescoring`).
 """
 
 

@@ -18,8 +18,7 @@ from specdec.folder.results import ResultsFolder
 from specdec.folder.resumption import begun, standing
 from specdec.plan.plan import Plan
 from specdec.progress import detail, stage, tell, verbose
-from specdec.session.dtypes import arithmetic_notes
-from specdec.session.identify import identify, run_facts
+from specdec.session.identify import arithmetic_notes, identify, run_facts
 from specdec.session.parts import Parts, loading, open_tracked
 from specdec.studies.base.contract import Bench, Study, studies
 from specdec.terminal import from_here, print_links

@@ -318,15 +318,13 @@ def test_a_training_begins_with_its_estimate(values, head_data, text_target, mon
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "emulated"])
 def test_heads_train_in_the_arithmetic_of_the_processor(
-    values, store, tiny_model, tmp_path, monkeypatch, caplog, native
+    values, store, tiny_model, tmp_path, monkeypatch, caplog, processor, native
 ):
     """A bfloat16 checkpoint and recipe: both are computed in float32 where the processor would emulate bfloat16."""
     deepcopy(tiny_model("llama")).bfloat16().save_pretrained(tmp_path / "target")
     config = changed(values, target__model=str(tmp_path / "target"), bfloat16=True, data__steps=1)
     sequences = Sequences(store, config.data, config.seed, SpecialTokens((), (), 0), "counting")
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True, "avx512_bf16": native})
-    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):  # which may forbid what the processor has
-        monkeypatch.delenv(name, raising=False)
+    processor({"avx512_bf16": native})
     monkeypatch.setattr(state_student, "open_sequences", lambda *_: sequences)
     with caplog.at_level("INFO"):
         student = HeadStudent.open(config)

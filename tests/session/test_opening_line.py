@@ -9,9 +9,8 @@ from fixtures.gguf_files import write_gguf_model
 from fixtures.resumed_runs import config_of
 from fixtures.small_parts import composed
 
-from specdec.models import arithmetic
-from specdec.plan.opening_line import opening_line
 from specdec.plan.plan import plan
+from specdec.session.experiment import opening_line
 
 
 def line(*overrides: str, budget: float | None = None) -> str:
@@ -19,17 +18,10 @@ def line(*overrides: str, budget: float | None = None) -> str:
 
 
 @pytest.fixture
-def native(monkeypatch):
+def native(processor, monkeypatch):
     """`native(*names)` makes a processor of one thread that computes in these formats besides float32 and float64."""
-
-    def make(*names: str) -> None:
-        able = {"avx512_bf16": "bfloat16" in names, "avx512_fp16": "float16" in names}
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-        for name in arithmetic._LIMIT_NAMES:
-            monkeypatch.delenv(name, raising=False)
-
-    return make
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    return lambda *names: processor({"avx512_bf16": "bfloat16" in names, "avx512_fp16": "float16" in names})
 
 
 def test_the_default_command_in_one_line(native):

@@ -1,4 +1,6 @@
-"""The key by which a run finds the advice that `specdec.advise` gave for it, and what was predicted there."""
+"""What earlier commands found out, kept in `advice_dir` for the runs that it is about: the advice of `specdec.advise`,
+and that `specdec.certify` passed a combination with parts of other packages.
+"""
 
 import hashlib
 import json
@@ -12,16 +14,17 @@ from specdec import __version__
 from specdec.errors import UsageError
 from specdec.models.load import POCKET, content_hash, model_path
 from specdec.models.model_files import SMOLLM2
-from specdec.session.dtypes import values_of
+from specdec.plan.plan import Plan, PlannedDrafter
+from specdec.plugins import code_hash, is_foreign, source_hash
+from specdec.session.identify import values_of
 from specdec.session.parts import Parts
 from specdec.text.lines import file_digest
+from specdec.text.writing import write_json
 
 
 def keyed_by(parts: Parts, prompts: str | None = None) -> dict[str, Any]:
-    """Return everything that advice depends on, besides the machine's mood: contents, not names of files.
-
-    Args:
-        prompts: hash of other texts than the configured prompts.
+    """Return everything that advice depends on, besides the machine's mood: contents, not names of files. `prompts` is
+    the hash of other texts than the configured prompts.
     """
     plan, chosen = parts.plan, parts.plan.chosen.values
     # How a dtype came about changes no result.
@@ -74,9 +77,7 @@ def kept_at(folder: str, key: str) -> Path:
 
 def predicted_speedups(parts: Parts) -> dict[int, float]:
     """Return the speedup that `specdec.advise` predicted for this very run, by gamma; nothing where nobody asked.
-
-    Raises:
-        UsageError: a file that is there and is no advice.
+    UsageError for a file that is there and is no advice.
     """
     if parts.plan.measurement.batch_size > 1:
         return {}  # advice is about one sequence at a time
@@ -88,3 +89,49 @@ def predicted_speedups(parts: Parts) -> dict[int, float]:
         return {int(item["gamma"]): float(item["speedup"]["estimate"]) for item in predictions}
     except (ValueError, TypeError, KeyError):
         raise UsageError(f"{path} is not what specdec.advise writes: delete it, or ask for advice again.") from None
+
+
+def foreign_claims(planned: PlannedDrafter) -> dict[str, type]:
+    """Return drafter and rule where they are of other packages and claim to be lossless, by family and name."""
+    drafter, rule = planned.drafter_class, type(planned.rule)
+    found: dict[str, type] = {}
+    if is_foreign(drafter) and drafter.capabilities.lossless:
+        found[f"drafter {planned.values.drafter['name']}"] = drafter
+    if is_foreign(rule) and planned.rule.capabilities.lossless:
+        found[f"verifier {planned.values.verifier['name']}"] = rule
+    return found
+
+
+def claim_notes(plan: Plan) -> tuple[str, ...]:
+    """Return a sentence for each claim of another package in a plan: passed, or declared and not proven."""
+    notes: list[str] = []
+    for planned in plan.drafters:
+        claims = foreign_claims(planned)
+        passed = bool(claims) and _record(plan, planned).is_file()
+        for part, cls in claims.items():
+            if passed:
+                status = "declared by its package, and this combination passed python -m specdec.certify"
+            else:
+                status = "declared, not proven: python -m specdec.certify with the same overrides tries it"
+            notes.append(f"The claim of {part} ({cls.__module__}) to be lossless is {status}.")
+    return tuple(dict.fromkeys(notes))
+
+
+def record_passed(plan: Plan, certificate: Path) -> None:
+    """Write down that a combination with parts of other packages passed a certificate; nothing where it has none."""
+    if foreign_claims(plan.chosen):
+        write_json(_record(plan, plan.chosen), {"certificate": str(certificate)})
+
+
+def _record(plan: Plan, planned: PlannedDrafter) -> Path:
+    """Return where the record of a combination is kept: another one after any change of its values or of its code."""
+    key = key_of(
+        {
+            "drafter": planned.values.drafter,
+            "verifier": planned.values.verifier,
+            "structure": planned.structure.name,
+            "sources": {part: source_hash(cls) for part, cls in foreign_claims(planned).items()},
+            "specdec": code_hash(),
+        }
+    )
+    return kept_at(plan.advice_dir, f"certified-{key}")

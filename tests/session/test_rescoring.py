@@ -1,20 +1,24 @@
-"""The experts of a run's verifications, against plain passes that know no cache, hook or tree; and the factor that they
-make, from the command to the report."""
+"""First differences, and which of them rounding explains; likelihoods by multiplication; answers as they are written;
+the experts of a run's verifications, against plain passes that know no cache, hook or tree."""
 
 import json
+import math
 from collections import defaultdict
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from fixtures.commands import run_in
-from fixtures.decoding import decode
+from fixtures.decoding import decode as written_by
 from fixtures.drafting import rows
+from fixtures.resumed_runs import config_of, decode, found
 from fixtures.small_parts import read_group_values
 from fixtures.tiny_mixtures import CHOSEN, EXPERTS, LAYERS, routed, tiny_mixture
 
 from specdec.analysis.read.runs import EXPERTS as COLUMNS
 from specdec.analysis.read.runs import open_folder
-from specdec.session.expert_reads import expert_reads
+from specdec.session.rescoring import answers, expert_reads, explain, log_likelihood
 from specdec.targets.causal import Causal
 
 PROMPT = [7, 3, 60, 7, 21, 4, 4, 33, 7, 3]
@@ -25,6 +29,91 @@ SHAPE = (
 )
 
 
+class Scored:
+    """A target whose float32 logits and own logits are given."""
+
+    def __init__(self, wide, narrow):
+        self.wide, self.narrow = torch.tensor([wide]), torch.tensor([narrow])
+
+    def score(self, prompt, text):
+        return self.wide
+
+    def score_as_decoded(self, prompt, text):
+        return self.narrow
+
+
+@pytest.mark.parametrize(
+    "wide, narrow, explained",
+    [
+        ([2.0, 1.99, 0.0], [2.0, 2.0, 0.0], True),  # apart by 0.01, rounding 0.01
+        ([2.0, 1.5, 0.0], [2.0, 1.51, 0.0], False),  # apart by 0.5, rounding 0.01
+        ([2.0, 1.99, 3.0], [2.0, 2.0, 3.0], False),  # near each other, but neither is near the best
+        ([2.0, 2.0, 0.0], [2.0, 2.0, 0.0], True),  # an exact tie
+    ],
+)
+def test_a_near_tie_is_explained_and_nothing_else(wide, narrow, explained):
+    found = explain(Scored(wide, narrow), ("p", 4), (9,), (7, 0, 5), (7, 1, 5))
+    assert found is not None
+    assert (found.position, found.baseline_token, found.token) == (1, 0, 1)
+    assert found.explained is explained
+
+
+def test_a_text_that_ends_early_is_never_explained():
+    found = explain(Scored([1.0], [1.0]), ("p", 4), (9,), (7, 0), (7, 0, 5))
+    assert found is not None and not found.explained and math.isnan(found.margin)
+    assert explain(Scored([1.0], [1.0]), ("p", 4), (9,), (7, 0), (7, 0)) is None
+
+
+def test_the_likelihood_of_a_text_is_the_product_of_its_chances(table, random_law):
+    law = random_law(4, 1)
+    text = [1, 3, 3, 0, 2]
+    chances = [float(law[last, token]) for last, token in zip([2, *text[:-1]], text, strict=True)]
+    for temperature in (0.0, 0.5, 1.0):  # the raw law, whatever the run's sampling
+        target = table(law, temperature=temperature)
+        assert log_likelihood(target, [0, 2], text) == pytest.approx(math.log(math.prod(chances)))
+    assert log_likelihood(table([[0.0, 1.0], [0.5, 0.5]]), [0], [0]) == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("output", "right"),
+    [
+        ("So 16 - 3 = 13, and 9 * 2 = 18.", True),
+        ("#### 18", True),
+        ("The answer is 18.00 dollars", True),
+        ("1,018 - 1,000=18", True),
+        ("18 ducks, so 19", False),
+        ("It is -18", False),
+        ("20-18", True),  # no sign: the last number is 18
+        ("none", False),
+        ("", False),
+    ],
+)
+def test_answers_are_compared_as_numbers(output, right):
+    assert answers(output, "She sells 9 eggs for 2.\n#### 18") is right
+    assert not answers(output, "no number")
+    assert answers("In all 1,234.50", "x #### 1234.5") and answers("-7", "#### -7") and answers(".5", "#### 0.5")
+
+
+def test_a_lossy_run_is_judged_by_the_law_and_its_alpha_counts_what_its_rule_passes(tmp_path):
+    """On this law typical acceptance passes every draft, of which the strict rule would pass a share min(p, q)."""
+    (tmp_path / "corpus.jsonl").write_text('{"tokens": [0, 1, 2, 0, 1, 1, 2, 2, 0, 1, 0, 2]}\n')
+    drafter = ("+drafter=corpus_ngram", f"drafter.corpus={tmp_path}/corpus.jsonl", "drafter.field=tokens", "seed=1")
+    config = config_of(*drafter, "verifier=typical", "sampling=temperature", "measurement.null=false")
+    decode(config, tmp_path / "run")
+    rounds, along, quality = (
+        pd.read_parquet(tmp_path / "run" / f"{name}.parquet") for name in ("rounds", "alpha", "quality")
+    )
+    assert rounds["offered"].sum() == rounds["accepted"].sum() > 200
+    assert along["numerator"].to_list() == pytest.approx(along["denominator"].to_list(), abs=1e-3)
+    assert set(quality["method"]) == {"baseline", "corpus_ngram"} and set(quality["gamma"]) == {0, 1, 2, 4}
+    outputs = pd.DataFrame(found(tmp_path / "run")["generations"]).set_index(["method", "gamma", "prompt"])
+    for row in quality.itertuples():
+        output = outputs.loc[(row.method, row.gamma, row.prompt)]
+        before = [output["prompt_token_ids"][-1], *output["generated_token_ids"]]
+        chances = [config.target["law"][a][b] for a, b in zip(before, before[1:], strict=False)]
+        assert row.log_likelihood == pytest.approx(math.log(math.prod(chances)))
+
+
 @pytest.mark.parametrize(
     ("family", "structure", "evaluation"),
     [("mixtral", 3, "packed"), ("qwen3_moe", rows(2, 2), "packed"), ("deepseek_v3", rows(2, 2), "rows")],
@@ -33,7 +122,7 @@ SHAPE = (
 def test_experts_of_the_tokens_of_every_verification(family, structure, evaluation, sampling):
     model = tiny_mixture(family)
     target = Causal(model, sampling(temperature=0.0), evaluation=evaluation)
-    written = decode(target, read_group_values("drafter", "ngram"), structure, PROMPT, 8)
+    written = written_by(target, read_group_values("drafter", "ngram"), structure, PROMPT, 8)
     passes, mixture = object(), target.mixture
     target.decoder.passes = passes
     lines = expert_reads(target, mixture, written, {"method": "ngram"})
@@ -47,12 +136,12 @@ def test_experts_of_the_tokens_of_every_verification(family, structure, evaluati
                 chosen[layer] |= set(experts[-len(path) - 1 :].flatten().tolist())
         distinct[1 + len(each.draft_tokens)].append([len(layer) for layer in chosen])
         text += each.committed
-    assert {line["tokens"]: line["calls"] for line in lines} == {n: len(found) for n, found in distinct.items()}
+    assert {line["tokens"]: line["calls"] for line in lines} == {n: len(each) for n, each in distinct.items()}
     assert max(distinct) > 2, "drafts were verified"
     for line in lines:
-        found = np.array(distinct[line["tokens"]])
-        assert line["experts"] == pytest.approx(found.mean(axis=1).sum())
-        bytes_read = mixture.shared_bytes + mixture.expert_bytes[0] * found.sum(axis=1)
+        experts = np.array(distinct[line["tokens"]])
+        assert line["experts"] == pytest.approx(experts.mean(axis=1).sum())
+        bytes_read = mixture.shared_bytes + mixture.expert_bytes[0] * experts.sum(axis=1)
         of_one = mixture.shared_bytes + mixture.expert_bytes[0] * LAYERS * CHOSEN
         assert line["reads"] == pytest.approx((bytes_read / of_one).sum())
         even = EXPERTS * (1 - (1 - CHOSEN / EXPERTS) ** line["tokens"])
