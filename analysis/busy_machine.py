@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .arms import Arm, Arms
-from .rounds import SECONDS
+from .rounds import SECONDS, WORK, Arm, Arms
 from .sections import counted
 
 DISTURBED, LOST = "disturbed", "lost_s"  # columns of rounds; the second only where some were disturbed
@@ -18,7 +17,6 @@ PREFILL = "prefill_disturbed"  # of a generation
 MOST = 0.5  # share of an arm's rounds that may be disturbed, and
 UNLIKE = 0.05  # that may be disturbed without an undisturbed round on as many tokens, for a verdict on its time
 TOLD = 0.02  # share of the time from which on a run is explained by it before its figures are
-_TEXT = ["repeat", "prompt"]
 _PRIOR = 5.0  # rounds as all prompts have them that a prompt's own pace is worth
 
 
@@ -69,7 +67,7 @@ def undisturbed_prefills(generations: pd.DataFrame) -> pd.DataFrame:
     if PREFILL not in generations or not generations[PREFILL].eq(True).any():
         return generations
     kept = generations["prefill_s"].where(~generations[PREFILL].eq(True))
-    usual = [kept.groupby([generations[key] for key in keys]).transform("median") for keys in (_TEXT, ["method"])]
+    usual = [kept.groupby([generations[key] for key in keys]).transform("median") for keys in (WORK, ["method"])]
     seconds = kept.fillna(usual[0]).fillna(usual[1]).fillna(generations["prefill_s"])
     return generations.assign(prefill_s=seconds)
 

@@ -80,8 +80,8 @@ def explained(arguments: Sequence[str]) -> str:
 
     from specdec.analysis.account.load_account import explain
     from specdec.analysis.pages.html import Chapter, section_blocks, write_report
-    from specdec.analysis.read.load_folder import ServerFacts, read_together
-    from specdec.analysis.read.load_points import server_and_path
+    from specdec.analysis.read.importers import read_together
+    from specdec.analysis.read.load_points import ServerFacts, server_and_path
 
     named = [server_and_path(given) for given in options.files]
     addresses = {name: address for name, address in named if address.startswith(ADDRESS)}

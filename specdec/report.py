@@ -129,9 +129,8 @@ def _write(options: argparse.Namespace, under_way: Stage) -> list[Path]:
         from specdec.analysis.read.foreign.llama_server import answer_times
         from specdec.analysis.read.foreign.spec_bench import spec_bench_times
         from specdec.analysis.read.imported import ImportChoices
-        from specdec.analysis.read.importers import IMPORTERS, convert, is_load, kind_of
-        from specdec.analysis.read.load_folder import ServerFacts, read_together
-        from specdec.analysis.read.load_points import server_and_path
+        from specdec.analysis.read.importers import IMPORTERS, convert, is_load, kind_of, read_together
+        from specdec.analysis.read.load_points import ServerFacts, server_and_path
         from specdec.analysis.read.runs import open_folder
 
         imports = [(LOAD if kind == "auto" and is_load(file) else kind, file) for kind, file in options.imports]

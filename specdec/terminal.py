@@ -17,10 +17,10 @@ from rich.text import Text
 from specdec.analysis.account.verdicts import CAPPED_GEOMETRIC
 from specdec.analysis.comparisons import best_gammas, best_in_words
 from specdec.analysis.findings.run_findings import RunFindings
-from specdec.analysis.findings.summary import printed_metric
+from specdec.analysis.findings.run_metrics import printed_metric
 from specdec.analysis.intervals import FEWEST, Interval
 from specdec.analysis.pages.trace import ENDS, visible, visible_piece
-from specdec.analysis.read.traces import Kind, Trace
+from specdec.analysis.read.facts import Kind, Trace
 from specdec.progress import verbose
 from specdec.tracking.writer import TrackedRun
 

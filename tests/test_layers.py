@@ -151,7 +151,7 @@ BEHIND = {
     "analysis": {"plan", "session", "folder", "studies", "advice", "certification", "tracking"},
 }
 SEES_THE_CONFIGURATION = {"specdec.config", "specdec.plan.plan", "specdec.commands.cli", "specdec.run"}
-WRITES_MLFLOW = {"specdec.tracking.store", "specdec.tracking.upload", "specdec.analysis.read.mlflow_runs"}
+WRITES_MLFLOW = {"specdec.tracking.store", "specdec.tracking.upload", "specdec.analysis.read.find_runs"}
 
 
 def test_the_drawing_of_the_readme_is_true():

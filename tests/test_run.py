@@ -18,7 +18,7 @@ from specdec.analysis.acceptance import stretches
 from specdec.analysis.figures import style
 from specdec.analysis.pages.guide import RUN_FILES
 from specdec.analysis.read.facts import RunStatus
-from specdec.analysis.read.mlflow_runs import load_runs
+from specdec.analysis.read.find_runs import load_runs
 from specdec.analysis.read.runs import open_folder
 from specdec.config import config_dir
 from specdec.drafters.none import NoDrafter
@@ -31,7 +31,7 @@ from specdec.targets.table import Table
 GAMMAS = {1, 2, 4}
 
 # Metrics that a greedy run of a learning-free drafter logs beside those of its summary, which have a test of their own
-# (`analysis/findings/test_summary.py`).
+# (`analysis/findings/test_run_metrics.py`).
 METRICS = """
 speedup speedup.ci_low tokens_per_round.position tokens_per_round.replay alpha.text account/alpha account/drift
 lossless/identical lossless/divergences lossless/unexplained memory/peak_mb memory/weights_mb memory/cache_mb
@@ -93,7 +93,7 @@ def test_a_run_leaves_every_metric_and_artifact(ran, tmp_path, monkeypatch):
     note = main.data.tags["mlflow.note.content"]
     assert "**Speedup" in note.partition("\n|")[0] and "| speedup" in note  # behind its reason, where times give one
     assert [item.dataset.name for item in main.inputs.dataset_inputs] == ["tokens"]
-    logged_point = points(main, "curve/replay")  # of the others `analysis/findings/test_summary.py` says the same
+    logged_point = points(main, "curve/replay")  # of the others `analysis/findings/test_run_metrics.py` says the same
     assert set(logged_point) == GAMMAS
     assert logged_point[primary] == pytest.approx(main.data.metrics["tokens_per_round.replay"])
     lines = {item.data.tags["specdec.line"]: item for item in children}

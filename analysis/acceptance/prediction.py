@@ -27,9 +27,8 @@ from scipy import sparse
 
 from specdec.config import PLAIN
 
-from ..arms import Arms
 from ..intervals import FEWEST, LEVEL, RELATIVE, Interval, Range, interval_of, per_round
-from ..rounds import distinct_generations, drafted
+from ..rounds import Arms, distinct_generations, drafted
 from .laws import LAWS, grouped_counts, offer_chances, rounds_by_law
 from .models import exceeding
 from .stretches import StretchesFit, fit_stretches, make_trace

@@ -4,10 +4,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from ..arms import Arms
 from ..comparisons import interval, intervals
 from ..figures import pictures, style
 from ..intervals import Interval
+from ..rounds import Arms
 from ..sections import Section, counted
 from .prediction import LABELS, ROUNDING, SEED, HeldOutPrediction, Undetermined, predict
 

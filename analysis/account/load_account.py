@@ -24,8 +24,7 @@ from ..cost.load_forecast import (
     off_load,
 )
 from ..engines.vllm_flags import batch_schedule
-from ..read.load_folder import LoadTests, ServerFacts
-from ..read.load_points import COLUMNS, Gauges
+from ..read.load_points import COLUMNS, Gauges, LoadTests, ServerFacts
 from ..sections import Section
 
 FEW_WAIT = 0.05  # share of requests in flight below which waiting for admission is not spoken of

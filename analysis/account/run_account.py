@@ -22,11 +22,10 @@ from specdec.config import BASELINE, NULL, ORIGINAL, PLAIN
 from specdec.errors import UsageError
 from specdec.theory.capped_geometric import tokens_per_round
 
-from ..arms import Arms
 from ..busy_machine import BusyMachine
 from ..intervals import SHARE, Columns, Interval, bootstrap, per_round
 from ..read.runs import Run
-from ..rounds import distinct_generations, prompt_categories, prompt_sums
+from ..rounds import Arms, distinct_generations, prompt_categories, prompt_sums
 from .gap_account import Account, account_table, gap_account, shared_alpha
 
 

@@ -78,11 +78,8 @@ def chart(
     columns: int = 3,
     height: float = style.HEIGHT,
 ) -> Figure:
-    """Draw lines with intervals, in panels one below the other that share their horizontal axis.
-
-    Args:
-        ticks: of a logarithmic horizontal axis, in powers of `base`; none for a linear one.
-        columns: of the legend, which stands above the first panel.
+    """Draw lines with intervals, in panels one below the other that share their horizontal axis. ticks: of a log axis
+    across, in powers of `base`; none for a linear one; columns: of the legend, which stands above the first panel.
     """
     shares = [panel.share for panel in panels]
     figure, grid = style.new_panels(title, caption, height, len(panels), sharex=True, height_ratios=shares)

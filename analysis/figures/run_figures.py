@@ -15,10 +15,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from specdec.config import BASELINE, PLAIN
 from specdec.theory.capped_geometric import accepted_pmf, tokens_per_round
 
-from ..arms import WORK, Arms
 from ..comparisons import intervals
 from ..intervals import SHARE, Columns, bootstrap
-from ..rounds import counts_by_prompt
+from ..rounds import WORK, Arms, counts_by_prompt
 from ..sections import counted
 from . import pictures, style
 
@@ -99,11 +98,9 @@ def curve(
     `lines` has the capped geometric and the same at measured costs (`priced`), areas show which part of its gap is
     cost, and which is acceptance.
 
-    Args:
-        measured: columns gamma, value, value_low, value_high; NaN bounds draw no interval. With error, error_low
-            and error_high a panel below shows how far the capped geometric is off, with paired intervals.
-        lines: by model, value by gamma; empty ones are left out.
-        primary_gamma: its point is larger.
+    measured: columns gamma, value, value_low, value_high; NaN bounds draw no interval. With error, error_low and
+    error_high a panel below shows how far the capped geometric is off, with paired intervals. lines: by model, value by
+    gamma; empty ones are left out. primary_gamma: its point is larger.
     """
     known = measured[["value_low", "value_high"]].notna().all(axis=1).any()
     highest = max([*measured["value"], *(value for values in lines.values() for value in values.values())], default=1.0)

@@ -16,17 +16,7 @@ from specdec.errors import UsageError
 from ..intervals import LEVEL, Interval
 from ..read.runs import Run
 from ..sections import Section, counted, joined
-from .leaderboard import (
-    QUANTITIES,
-    RunArm,
-    ScoredArms,
-    categories,
-    leaderboard,
-    leaderboard_figure,
-    open_arms,
-    rank_table,
-    score,
-)
+from .leaderboard import QUANTITIES, RunArm, ScoredArms, categories, leaderboard, leaderboard_figure, open_arms, score
 
 NAMED = (  # what does not forbid a comparison, but changes what it says
     *("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.min_p"),
@@ -237,7 +227,7 @@ def comparison_sections(group: Comparable, groups: Sequence[Comparable]) -> tupl
     )
     tables = [("Pairs: difference and ratio, same prompts resampled for both", pair_table(scores, pairs))]
     if not scores.too_few:
-        tables.append((f"Share of replicates in which a run holds a rank by {name}", rank_table(scores)))
+        tables.append((f"Share of replicates in which a run holds a rank by {name}", scores.rank_table()))
     number = f"_{groups.index(group) + 1}" if len(groups) > 1 else ""
     figures = []
     for kind in dict.fromkeys((quantity, "tokens_per_round")):

@@ -76,12 +76,8 @@ class Drop:
     def of(
         cls, figure: Figure, earlier: pd.DataFrame, later: pd.DataFrame, chance: float, tolerance: float = 0.0
     ) -> "Drop":
-        """Test a figure once.
-
-        Args:
-            earlier, later: `SUMS` and texts (their number) of each prompt (index); paired where both have the same
-                prompts in the same order, else unpaired.
-            chance: of a false alarm.
+        """Test a figure once. earlier, later: `SUMS` and texts (their number) of each prompt (index); paired where both
+        have the same prompts in the same order, else unpaired; chance: of a false alarm.
         """
         (before, ours), (after, theirs) = figure.linear(earlier), figure.linear(later)
         parts = [theirs - ours] if earlier.index.equals(later.index) else [ours, theirs]
@@ -127,9 +123,8 @@ def judge(earlier: Run, later: Sequence[Run], gamma: int | None, chance: float, 
     """Look at the runs one after the other, until a loss is found. UsageError if a run cannot be read, runs have drafts
     of different lengths, or too few prompts.
 
-    Args:
-        gamma: draft length to compare; None for that of the runs.
-        chance: of a false alarm in all looks together, half of it for each figure.
+    gamma: draft length to compare; None for that of the runs; chance: of a false alarm in all looks together, half of
+    it for each figure.
     """
     first = read_arm(earlier, gamma)
     arms: list[RunArm] = []

@@ -136,6 +136,15 @@ class ScoredArms:
         held = [((best <= rank) & (rank <= worst)) / (worst - best + 1) for rank in range(1, arms + 1)]
         return np.stack([share.mean(axis=0) for share in held], axis=1)
 
+    def rank_table(self) -> pd.DataFrame:
+        """Return a line per arm, best first: the share of replicates in which it holds each rank, in per cents."""
+        order = self.order(self.ranked)
+        shares = self.rank_shares(self.ranked)[order]
+        ranks = {f"rank {rank}" if rank > 1 else "best": column for rank, column in enumerate(shares.T, 1)}
+        table = pd.DataFrame(ranks).map("{:.0%}".format)
+        table.insert(0, "run", [self.labels[arm] for arm in order])
+        return table
+
 
 def score(
     sums: Sequence[pd.DataFrame],
@@ -185,16 +194,6 @@ def leaderboard(scores: ScoredArms, arms: Sequence[RunArm], prompts: Sequence[st
         columns[heading] = [f"{scores.interval(name, arm):.2f}" for arm in range(len(arms))]
     table = pd.DataFrame(columns).iloc[scores.order(quantity)].reset_index(drop=True)
     table.insert(0, "rank", range(1, len(table) + 1))
-    return table
-
-
-def rank_table(scores: ScoredArms) -> pd.DataFrame:
-    """Return a line per arm, best first: the share of replicates in which it holds each rank, in whole per cents."""
-    order = scores.order(scores.ranked)
-    shares = scores.rank_shares(scores.ranked)[order]
-    ranks = {f"rank {rank}" if rank > 1 else "best": column for rank, column in enumerate(shares.T, 1)}
-    table = pd.DataFrame(ranks).map("{:.0%}".format)
-    table.insert(0, "run", [scores.labels[arm] for arm in order])
     return table
 
 

@@ -22,12 +22,10 @@ from ..read.runs import Run
 from ..sections import Findings
 from . import run_metrics, run_sections
 from .compare import score_gammas
-from .drafters_section import SideBySide, drafters_section
 from .leaderboard import ScoredArms, open_arms
-from .peers_section import peer_notes, peers_section
+from .run_metrics import MODELS, Curves, Summary, model_curves, model_metrics, summarise
 from .sentences import MeasuredRun, closing_of_several, closing_sentences, reasons, run_notes
-from .serving_sections import run_recommendation
-from .summary import MODELS, Curves, Summary, model_curves, model_metrics, summarise
+from .side_by_side import SideBySide, drafters_section, peer_notes, peers_section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +80,7 @@ def run_findings(run: Run) -> RunFindings:
     if own or left_out:
         findings = replace(findings, metrics=findings.metrics | own, notes=[*findings.notes, *left_out])
         seen = replace(seen, metrics=findings.metrics, concluded=findings.summary)
-    serving = run_recommendation(seen)
+    serving = run_sections.run_recommendation(seen)
     predicted, peers = section_of(prediction, seen.title), seen.peers()
     sections = (
         run_sections.summary_section(seen),

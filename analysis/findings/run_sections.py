@@ -1,14 +1,16 @@
 """Sections of a run besides its account and its models: headline figures, curves over gamma, categories, the cost of a
-call, the environment, how to run it again, and where it stands in the theory of Leviathan et al. (2211.17192).
+call, the environment, how to run it again, where it stands in the theory of Leviathan et al. (2211.17192), and how to
+serve it or the fastest of several runs.
 """
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isfinite, isnan
+from math import ceil, isfinite, isnan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from specdec.config import flattened
@@ -18,7 +20,9 @@ from specdec.theory.roofline import Product
 from ..account.verdicts import CAPPED_GEOMETRIC, curve_verdict
 from ..comparisons import best_in_words
 from ..cost.cost_figure import cost_figure
-from ..cost.cost_report import CostReport, experts_in_words, experts_table, intensity_table
+from ..cost.cost_report import CostReport, cost_report, experts_in_words, experts_table, intensity_table
+from ..engines.measured_drafter import Alone, Measured
+from ..engines.recommendation import Recommendation, recommend
 from ..figures import run_figures, theory_figures
 from ..figures.run_figures import stretch, timeline
 from ..figures.theory_figures import Standing, standing_in_words
@@ -27,12 +31,13 @@ from ..own_metrics import OWN
 from ..read.runs import Run
 from ..rounds import drafted
 from ..sections import Section, counted, joined
+from .compare import content_hash
+from .run_metrics import AGAINST_ORIGINAL, MULTI_TURN, OURS, RATES, by_category, printed_metric
 from .sentences import loops_note
-from .summary import AGAINST_ORIGINAL, MULTI_TURN, OURS, RATES, by_category, printed_metric
 
 LEVEL = "95%"
 NOTES = "Notes and figures"
-STANDING, TIMELINE = "Where this run stands", "A few rounds, to scale"
+STANDING, TIMELINE, FASTEST = "Where this run stands", "A few rounds, to scale", "To serve the fastest"
 BY_GAMMA = {  # metric: what a table over gamma calls it
     "tokens_per_round": "tokens per round",
     "tokens_per_round.capped_geometric": "capped geometric",
@@ -414,3 +419,73 @@ def timeline_section(run: Run) -> Section:
     title = f"{seen}: {pace:.2f} times the baseline's pace here\n{run.title}"
     figure = timeline(shown, title=title, simulated=run.simulated)
     return Section(TIMELINE, text, figures=(("timeline", figure),))
+
+
+def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measured]:
+    """Return the drafter of a run at every depth (of `arms`) that has a speedup. UsageError for a missing file."""
+    environment, facts = run.environment(), run.facts()
+    drafter = environment.get("drafters", {}).get(run.method) if run.method else environment.get("drafter")
+    gpu, cpu = environment.get("gpu") or {}, environment.get("cpu") or {}
+    calls: dict[int, float] = {}
+    try:
+        calibration = run.calibration()
+        cells = (calibration.get("grid") or {}).get("cells") or []
+        # At the shortest context: the longest runs into a cache that no batch of these prompts would fill.
+        shortest = min((cell["context"] for cell in cells), default=0)
+        calls = {cell["rows"]: float(np.median(cell["seconds"])) for cell in cells if cell["context"] == shortest}
+        texts = run.generations()
+        prompt, output = texts["prompt_token_ids"].map(len).mean(), texts["tokens"].mean()
+    except UsageError:
+        pass  # made of another engine's files, or cut off before: one sequence says nothing of several
+    depths = []
+    for arm in arms:
+        depth, nodes = int(arm["gamma"]), float(arm.get("nodes_per_round", "nan"))
+        if "speedup" not in arm:
+            continue
+        depths.append(
+            Measured(
+                params=run.params,
+                depth=depth,
+                # The last drafts of a text, which are cut, leave the mean below the tokens that a draft offers.
+                nodes=depth if facts.single or isnan(nodes) else max(depth, ceil(nodes)),
+                speedup=Interval.from_metrics(arm, "speedup"),
+                drafter=drafter or {},
+                simulated=facts.simulated,
+                lossless=facts.lossless,
+                machine=str(gpu.get("name") or cpu.get("model") or ""),
+                alone=Alone(calls, arm["tokens_per_round"], nodes, prompt, output) if calls and nodes > 0 else None,
+            )
+        )
+    return depths
+
+
+def run_recommendation(*runs: Run) -> Recommendation:
+    """Recommend how to serve the fastest drafter of some runs whose outputs are not refuted, at its best depth."""
+    drafters = [(own, run.summary()) for run in runs for own in run.drafters]
+    depths = [
+        measured_depths(own, summary["beside"][own.method] if own.method else summary["arms"])
+        for own, summary in drafters
+        if not own.refuted
+    ]
+    if not any(depths):
+        why = "there is no speedup that one could rest on"
+        if len(depths) < len(drafters):
+            why = "outputs are refuted, and what is wrong is not served"
+        return Recommendation(f"No recommendation: {why}.")
+    known = filter(None, depths)
+    return recommend(max(known, key=lambda of_drafter: max(depth.speedup.estimate for depth in of_drafter)))
+
+
+def fastest_section(runs: Sequence[Run]) -> Section:
+    """Say how to serve the fastest run. UsageError if runs differ in model, machine or prompts, or lack a file."""
+    settings = {(run.setting, content_hash(run, "model"), content_hash(run, "prompts")) for run in runs}
+    if len(settings) > 1:
+        raise UsageError(
+            f"{counted(len(settings), 'setting')} of model, hardware and prompts do not compare: each run has its own."
+        )
+    section = run_recommendation(*runs).section(FASTEST)
+    trusted = [run for run in runs if not all(own.refuted for own in run.drafters)]
+    left_out = " whose outputs are not refuted" if len(trusted) < len(runs) else ""
+    which = f"The fastest drafter of {counted(len(trusted), 'run')}{left_out}"
+    how = f"{which}, each at its best depth; *Comparison* says how firmly."
+    return Section(section.title, (section.text[0], how, *section.text[1:]))

@@ -18,7 +18,7 @@ from ..read.facts import RunFacts, RunStatus, SessionFacts
 from ..read.runs import Run
 from ..rounds import prompt_categories
 from ..sections import counted, in_loops
-from .summary import Summary, by_category
+from .run_metrics import Summary, by_category
 
 MOST_TOKENS = 0.5  # share of all tokens from which on one text decides about pooled figures
 CHEAPER = 0.95  # a call on more tokens that takes less than this times one on fewer, and does so in

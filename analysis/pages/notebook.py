@@ -9,9 +9,8 @@ from ..account.shape_account import shape_section
 from ..findings.compare import comparison_section, loops_in_words, refuted_in_words
 from ..findings.run_sections import papers_section
 from ..findings.sentences import loops_note
-from ..read.mlflow_runs import load_runs, open_run, open_runs
+from ..read.find_runs import chosen_studies, latest_study, load_runs, open_run, open_runs
 from ..read.runs import COMMAND, Run
-from ..read.studies import chosen_studies, latest_study
 from ..research.grounded_gain import committed_section, gain_section
 from ..sections import Section
 from ..studies.batching import committed_in_words, committed_study

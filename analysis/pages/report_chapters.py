@@ -17,12 +17,10 @@ from ..account.load_account import explain
 from ..engines.recommendation import TITLE as TO_SERVE
 from ..findings import run_sections
 from ..findings.compare import LEADERBOARD, comparable, comparison_sections, groups_in_words, open_each
-from ..findings.drafters_section import TITLE, drafters_section
 from ..findings.foreign_sections import foreign_findings, side_by_side
-from ..findings.peers_section import PEERS, peers_section
-from ..findings.serving_sections import FASTEST, fastest_section, run_recommendation
+from ..findings.side_by_side import PEERS, TITLE, drafters_section, peers_section
 from ..read.facts import LOAD
-from ..read.load_folder import read_folder
+from ..read.load_points import read_folder
 from ..read.runs import Run
 from ..sections import Section
 from .html import Chapter
@@ -45,7 +43,7 @@ OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
     ("Cost of a call", run_sections.cost_section),
     ("Environment", run_sections.environment_section),
     ("How to reproduce", run_sections.reproduce_section),
-    (TO_SERVE, lambda run: run_recommendation(run).section()),
+    (TO_SERVE, lambda run: run_sections.run_recommendation(run).section()),
 )
 MANY = 6  # runs beyond which each shows its heading alone
 
@@ -107,10 +105,10 @@ def _compared(runs: Sequence[Run], remarks: Sequence[str]) -> list[Chapter]:
     said = [*groups_in_words(groups), *left_out, *remarks]
     together = [("", runs)] if len(groups) < 2 else [(f": {group.heading}", group.runs) for group in groups]
     fastest = [
-        replace(section, title=FASTEST + name)
+        replace(section, title=run_sections.FASTEST + name)
         for name, members in together
         if len(members) > 1
-        for section in _guarded(FASTEST, partial(fastest_section, members))
+        for section in _guarded(run_sections.FASTEST, partial(run_sections.fastest_section, members))
     ]
     return [
         Chapter("Comparison", (*boards, *_remarks(said), *fastest)),

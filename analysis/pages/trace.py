@@ -9,7 +9,7 @@ import html
 import unicodedata
 from collections.abc import Sequence
 
-from ..read.traces import Kind, Trace
+from ..read.facts import Kind, Trace
 
 REPLACEMENT = "\ufffd"
 SHOWN_ROUNDS = 400  # rounds of one generation on the page

@@ -1,13 +1,14 @@
-"""Records of what a run writes down about itself for the analysis: `plan.json`, `session.json`, `status.json`."""
+"""Records of what a run writes down about itself: `plan.json`, `session.json`, `status.json`, `traces.json`."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-PLAN_FILE, EARLIER_PLAN_FILE, STATUS_FILE = "plan.json", "run.json", "status.json"
-LOAD = "load"  # `import.kind` of the run folder of load tests, which has no rounds (`load_folder`)
+PLAN_FILE, STATUS_FILE = "plan.json", "status.json"
+LOAD = "load"  # `import.kind` of the run folder of load tests, which has no rounds (`load_points`)
 LOAD_FOLDER = "load_tests"  # what that folder is called below --out
 Standing = Literal["running", "finished", "killed", "failed"]
 
@@ -95,11 +96,6 @@ class SessionFacts:
             )
         return f"Outputs refuted: {self.doubt}" if self.doubt else ""
 
-    def of_drafter(self, name: str) -> "SessionFacts":
-        """Return the facts with the counts of another drafter of the session."""
-        counts: dict[str, Any] = {key: self.beside[name][key] for key in ("compared", "identical", "unexplained")}
-        return replace(self, drafter=name, beside={}, **counts)
-
 
 @dataclass(frozen=True)
 class RunStatus:
@@ -145,3 +141,62 @@ def unsettled(folder: Path) -> bool:
     status = RunStatus.read(folder)
     standing = status.status if status is not None and status.prompts else ""
     return standing == "running" or standing == "killed" and not (folder / "summary.json").is_file()
+
+
+class Kind(StrEnum):
+    """The fate of a token in its round. The last three are the target's own, at most one of them in a round."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    CORRECTION = "correction"
+    BONUS = "bonus"
+    PLAIN = "plain"  # nothing was drafted
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One token of a round."""
+
+    kind: Kind
+    token: int
+    text: str  # what the token adds to the text; never empty
+    # strategy, rank: which strategy proposed a draft token, and as which of its choices (0 is the first); "" and 0 for
+    # the target's own tokens
+    strategy: str = ""
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class TraceLine:
+    """One round."""
+
+    number: int
+    so_far: str  # the end of the output that was committed before the round
+    pieces: tuple[Piece, ...]
+    offered: int
+    accepted: int
+    # draft tokens that were neither accepted nor rejected: behind the rejection, behind a cut, or on other branches
+    unused: int
+    end: str  # "end_token", "limit" or "": what ended the text in this round
+    disturbed: bool = False  # other work on the machine disturbed the round
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One generation that is shown round by round, and what its header says."""
+
+    prompt: str
+    drafter: str
+    structure: str  # the draft asked for in every round, in words: "gamma 4", "10 rows of 10"
+    lossless: bool  # what the verifier declares
+    prompt_end: str  # the end of the prompt, as text
+    tokens: int  # number of tokens written
+    lines: tuple[TraceLine, ...]
+
+    @property
+    def summary(self) -> str:
+        """The header in words, unescaped."""
+        rounds = len(self.lines)
+        rate = f"{self.tokens / rounds:.2f}" if rounds else "no"
+        counts = f"{rate} tokens per round ({self.tokens} tokens, {rounds} rounds)"
+        return f"drafter {self.drafter} · {self.structure} · {counts} · {'' if self.lossless else 'not '}lossless"

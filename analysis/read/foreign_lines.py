@@ -1,10 +1,9 @@
 """A foreign file while it is read: its lines, the names of its texts, and what cannot be used."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specdec.errors import UsageError
 from specdec.text.lengths import whole, whole_numbers
 from specdec.text.lines import BadLine, Line, LineFaults, Names, json_file, printable
 
@@ -88,19 +87,3 @@ def keys_of(values: Mapping[str, Any]) -> str:
     """Return the keys of a line for messages, the first ones of many."""
     names = [f"{key:.40}" for key in sorted(values)[:12]]
     return ", ".join([*names, *(["..."] if len(values) > len(names) else [])]) or "none"
-
-
-def needed_gamma(choices: ImportChoices) -> int:
-    """Return the gamma of a source that does not say it itself. UsageError if it was not given."""
-    if choices.gamma is None:
-        raise UsageError("--import needs --gamma, the draft tokens per round of the source, at least 1.")
-    return choices.gamma
-
-
-def within_gamma(where: str, accepted: Sequence[int], gamma: int) -> None:
-    """Raise UsageError if a round accepted more than gamma: a wrong gamma, not a bad line."""
-    if accepted and max(accepted) > gamma:
-        raise UsageError(
-            f"{where}: a round accepted {max(accepted)} draft tokens, more than gamma {gamma}: give the draft length "
-            f"of the source with --gamma {max(accepted)} or more."
-        )

@@ -42,6 +42,13 @@ class ImportChoices:
     field: str | None = None  # which of several drafters in one file; None: each becomes a data set of its own
     skip_bad: bool = False  # leave lines that cannot be read out, count them and say so, instead of refusing the file
 
+    @property
+    def needed_gamma(self) -> int:
+        """The gamma of a source that does not say it itself. UsageError if it was not given."""
+        if self.gamma is None:
+            raise UsageError("--import needs --gamma, the draft tokens per round of the source, at least 1.")
+        return self.gamma
+
 
 @dataclass(frozen=True)
 class ImportedText:
@@ -119,13 +126,13 @@ def imported(
     notes: Sequence[str],
     *,
     ordered: bool = True,
-    name: str | None = None,
+    part: str = "",
 ) -> Imported:
-    """Return what a file says about one drafter. UsageError if there is no round at all."""
+    """Return what a file, or a `part` of it, says about one drafter. UsageError if there is no round at all."""
     totals_only = all(isinstance(record, ImportedText) and record.rounds is not None for record in records)
     lengths = [record.lengths for record in records if isinstance(record, PositionText)]
     source = Imported(
-        name=name or plain_name(path),
+        name=printable(path.name.removesuffix(".gz").removesuffix(".jsonl")) + (f": {part}" if part else ""),
         source=str(path),
         kind=kind,
         gamma=gamma,
@@ -202,9 +209,13 @@ def write_folder(
     writer.close()
 
 
-def plain_name(path: Path) -> str:
-    """Return the name of a file without what says its form."""
-    return printable(path.name.removesuffix(".gz").removesuffix(".jsonl"))
+def within_gamma(where: str, accepted: Sequence[int], gamma: int) -> None:
+    """Raise UsageError if a round accepted more than gamma: a wrong gamma, not a bad line."""
+    if accepted and max(accepted) > gamma:
+        raise UsageError(
+            f"{where}: a round accepted {max(accepted)} draft tokens, more than gamma {gamma}: give the draft length "
+            f"of the source with --gamma {max(accepted)} or more."
+        )
 
 
 def rounds_table(texts: Sequence[ImportedText], method: str, gamma: int) -> pd.DataFrame:

@@ -12,6 +12,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from specdec.text.lines import file_lines
 from . import foreign
 from .facts import LOAD
 from .imported import ImportChoices, Imported, write_folder
-from .load_points import Gauges, LoadFile, load_table, server_and_path
+from .load_points import Gauges, LoadFile, LoadTests, ServerFacts, load_table, read_folder, server_and_path
 from .runs import Run, open_folder
 
 HEAD = 1 << 20  # bytes that are looked at to tell a format
@@ -112,3 +113,29 @@ def read_loads(path: Path, kind: str = LOAD) -> pd.DataFrame | Gauges:
         raise UsageError(f"{path} is of several kinds: choose one with specdec.report --import {' or '.join(read)}.")
     made = [*read.values()]
     return made[0] if isinstance(made[0], Gauges) else load_table(path, [point for points in made for point in points])
+
+
+def read_together(files: Sequence[tuple[str, str, str]], facts: ServerFacts) -> LoadTests:
+    """Return the load tests of some files and folders (kind, as `read_loads` takes it; server, "" where the file names
+    it; path). Of the servers, `facts` go before those of a folder. UsageError for what cannot be read, and for gauges
+    alone.
+    """
+    points: list[pd.DataFrame] = []
+    gauges: list[Gauges] = []
+    for kind, name, file in files:
+        read: pd.DataFrame | Gauges
+        if kind == LOAD and Path(file).is_dir():
+            kept = read_folder(Path(file))
+            read = kept.points
+            gauges += kept.gauges
+            said = {each: {**values, **getattr(facts, each)} for each, values in vars(kept.facts).items()}
+            facts = replace(facts, **said)
+        else:
+            read = read_loads(Path(file), kind)
+        if isinstance(read, Gauges):
+            gauges.append(read)
+        else:
+            points.append(read.assign(server=name) if name else read)
+    if not points:
+        raise UsageError("A server's page alone has no load: give the results of a load generator beside it.")
+    return LoadTests(pd.concat(points, ignore_index=True), tuple(gauges), facts)

@@ -1,18 +1,24 @@
-"""Load points, a line for each number of requests in flight, and gauges: what load tests of every format become."""
+"""Load points, a line for each number of requests in flight, and gauges: what load tests of every format become; and
+their run folder, which has no rounds: points, gauges, and what was said of the servers.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from math import nan
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from specdec.errors import UsageError
 from specdec.text.lines import filled_lines, printable
 
+from .facts import LOAD, LOAD_FOLDER, PLAN_FILE
+
+POINTS = "loads.parquet"
 Values = Mapping[str, Any]
 COLUMNS = (  # of a table of load points; all but the first two are numbers, NaN where the file does not say them
     "server",  # the name of a run: what was served, of which the points are loads
@@ -48,6 +54,42 @@ class Gauges:
     def full(self) -> bool:
         """True where requests waited while the KV cache was used up: memory, and not a limit of sequences."""
         return self.usage >= 0.95 and self.waiting > 0
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """Facts that no load test records, by the server's name; "" stands for every speculative server."""
+
+    gamma: Mapping[str, float] = field(default_factory=dict)  # draft tokens per round
+    # slots of the KV cache, with the drafter loaded; those of the plain server have its name
+    slots: Mapping[str, float] = field(default_factory=dict)
+    held: Mapping[str, float] = field(default_factory=dict)  # slots that a request holds
+    state: Mapping[str, float] = field(default_factory=dict)  # slots of one copy of a recurrent state (`held_slots`)
+    most_running: Mapping[str, float] = field(default_factory=dict)  # requests that ran at most
+
+    def of(self, name: str, server: str) -> float:
+        """Return a fact about a server, NaN where nobody said it."""
+        values: Mapping[str, float] = getattr(self, name)
+        return values.get(server, values.get("", nan))
+
+
+@dataclass(frozen=True)
+class LoadTests:
+    """Load points (`COLUMNS`), gauges of servers, and what was said of them."""
+
+    points: pd.DataFrame
+    gauges: tuple[Gauges, ...]
+    facts: ServerFacts
+
+    def write(self, folder: Path, sources: Sequence[str]) -> None:
+        """Write the run folder, whole."""
+        folder.mkdir(parents=True, exist_ok=True)
+        gauges = [{name: value for name, value in asdict(gauge).items() if value == value} for gauge in self.gauges]
+        plan = {"gauges": gauges, "facts": asdict(self.facts)}
+        config = {"import": {"kind": LOAD, "source": [*sources]}}
+        self.points[list(COLUMNS)].to_parquet(folder / POINTS)
+        (folder / PLAN_FILE).write_text(json.dumps(plan, indent=1), encoding="utf-8")
+        (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -109,3 +151,19 @@ def load_table(path: Path, points: Sequence[Values]) -> pd.DataFrame:
     for name, otherwise in (("server", path.stem), ("model", "")):
         table[name] = [printable(str(point.get(name) or otherwise)) for point in points]
     return table
+
+
+def read_folder(folder: Path) -> LoadTests:
+    """Return the load tests of a run folder. UsageError where it is none of load tests, or damaged."""
+    if not (folder / POINTS).is_file():
+        raise UsageError(
+            f"{folder} is no folder of load tests (no {POINTS} in it): `python -m specdec.explain FILE... --out DIR` "
+            f"makes DIR/{LOAD_FOLDER}."
+        )
+    try:
+        points = pd.read_parquet(folder / POINTS)[list(COLUMNS)]
+        kept = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
+        gauges = tuple(Gauges(**gauge) for gauge in kept["gauges"])
+        return LoadTests(points, gauges, ServerFacts(**kept["facts"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{folder} holds what no load test writes ({type(error).__name__}): write it again.") from None

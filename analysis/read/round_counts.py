@@ -1,10 +1,11 @@
 """Reads the rounds table an arm at a time, in little memory: a million rounds take some 60 MB."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,11 +17,8 @@ from pandas.api.types import union_categoricals
 from specdec.errors import UsageError
 from specdec.tracking.store import reason
 
-from ..arms import NAMES, TEXT, Arm, Arms
 from ..busy_machine import DISTURBED, undisturbed
-from ..rounds import COUNTED, GENERATION, RESTORE, check_columns, check_once, check_rounds, numbered
-
-T = TypeVar("T")
+from ..rounds import COUNTED, NAMES, RESTORE, TEXT, Arm, Arms, check_columns, check_once, check_rounds, numbered
 
 _NAMES = ("cell", "method", "prompt", "category", "truncation")
 _KEPT = 500_000  # rounds of arms that stay in memory for whoever asks again: all of a run of usual size
@@ -49,8 +47,9 @@ class _ArmFile:
             pq.ParquetFile(part, read_dictionary=_NAMES)
             for part in ([path] if path.is_file() else sorted(path.glob("*.parquet")))
         ]
-        for file in self._files:
-            self._refuse(check_columns, file.schema_arrow.names)
+        with named(path):
+            for file in self._files:
+                check_columns(file.schema_arrow.names)
         self._groups: dict[Arm, list[tuple[int, int]]] = {}
         self._open: OrderedDict[Arm, pd.DataFrame] = OrderedDict()
 
@@ -101,7 +100,7 @@ class _ArmFile:
             if not columns[name].any():
                 del columns[name]  # nothing is told of a quiet machine, and no memory taken
         pa.default_memory_pool().release_unused()
-        generation = numbered(pd.DataFrame({name: columns[name] for name in GENERATION}, copy=False), GENERATION)
+        generation = numbered(pd.DataFrame(columns, copy=False))
         if (np.diff(generation) < 0).any():
             order = np.argsort(generation, kind="stable")
             generation = generation[order]
@@ -109,18 +108,21 @@ class _ArmFile:
                 if not isinstance(values, np.ndarray) or values.strides[0]:  # else one value stands for all
                     columns[name] = values.take(order)
         rounds = pd.DataFrame(columns, copy=False)
-        self._refuse(check_rounds, rounds)
-        same = generation[1:] == generation[:-1]
-        if (same & (np.diff(rounds["round"]) <= 0)).any():  # else no round can be there twice
-            self._refuse(check_once, rounds)
+        with named(self._path):
+            check_rounds(rounds)
+            same = generation[1:] == generation[:-1]
+            if (same & (np.diff(rounds["round"]) <= 0)).any():  # else no round can be there twice
+                check_once(rounds)
         return undisturbed(rounds)
 
-    def _refuse(self, check: Callable[[T], None], table: T) -> None:
-        """Name the file in what a check complains of."""
-        try:
-            check(table)
-        except ValueError as error:
-            raise UsageError(f"{self._path}: {error}.") from None
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Name the file in what a check of rounds complains of."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}.") from None
 
 
 def _values(column: pa.ChunkedArray, names: bool) -> Any:

@@ -1,6 +1,6 @@
 """The record of a run as analysis reads it, and the run of an output folder: parameters, metrics, curves, tables.
 
-Files are read when they are asked for, from a folder here and from MLflow in `mlflow_runs`. A missing file is a
+Files are read when they are asked for, from a folder here and from MLflow in `find_runs`. A missing file is a
 UsageError that names the file and says what writes it.
 """
 
@@ -23,12 +23,10 @@ from specdec.config import PLAIN, flattened
 from specdec.errors import UsageError
 from specdec.tracking.store import reason
 
-from ..arms import Arms
 from ..intervals import Interval
-from ..rounds import check_once, check_rounds
-from .facts import EARLIER_PLAN_FILE, LOAD, PLAN_FILE, STATUS_FILE, ImportFacts, RunFacts, RunStatus, SessionFacts
-from .round_counts import read_arms
-from .traces import Trace, read_traces
+from ..rounds import Arms, check_once, check_rounds
+from .facts import LOAD, PLAN_FILE, STATUS_FILE, ImportFacts, RunFacts, RunStatus, SessionFacts, Trace
+from .round_counts import named, read_arms
 
 COMMAND = "python -m specdec.run +drafter=ngram"
 _ENDED = "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,"
@@ -104,7 +102,8 @@ class Run:
 
     def facts(self) -> RunFacts:
         """Read what was run, as the run wrote it down before decoding."""
-        name = EARLIER_PLAN_FILE if self._lacks(PLAN_FILE) and not self._lacks(EARLIER_PLAN_FILE) else PLAN_FILE
+        earlier = "run.json"  # as versions before called it
+        name = earlier if self._lacks(PLAN_FILE) and not self._lacks(earlier) else PLAN_FILE
         with _as_written(self.fetch(name)):
             facts = _RUN_FACTS.validate_python({"left_out": (), **self._json(name)})
             return facts.beside[self.method] if self.method else facts
@@ -124,7 +123,11 @@ class Run:
         """Read what decoding left besides the tables."""
         with _as_written(self.fetch("session.json")):
             session = _SESSION_FACTS.validate_python(self._json("session.json"))
-            return session.of_drafter(self.method) if self.method else session
+            if not self.method:
+                return session
+            own = session.beside[self.method]
+            counts: dict[str, Any] = {key: own[key] for key in ("compared", "identical", "unexplained")}
+            return replace(session, drafter=self.method, beside={}, **counts)
 
     @property
     def refuted(self) -> str:
@@ -185,11 +188,9 @@ class Run:
     def rounds(self) -> pd.DataFrame:
         """Read the rounds table (`rounds.COLUMNS`) with the seconds of the clock. UsageError for contradictions."""
         rounds = self._table("rounds.parquet")
-        try:
+        with named(self.fetch("rounds.parquet")):
             check_rounds(rounds)
             check_once(rounds)
-        except ValueError as error:
-            raise UsageError(f"{self.fetch('rounds.parquet')}: {error}.") from None
         return self._own(rounds)
 
     def shared_at_rejections(self) -> list[float]:
@@ -401,7 +402,7 @@ def _no_table(path: Path, error: Exception) -> UsageError:
 
 _COPY = "copy the file again, or run again"
 _RUN_FACTS, _SESSION_FACTS = TypeAdapter(RunFacts), TypeAdapter(SessionFacts)
-_IMPORT_FACTS = TypeAdapter(ImportFacts)
+_IMPORT_FACTS, _TRACES = TypeAdapter(ImportFacts), TypeAdapter(list[Trace])
 
 
 def _text(path: Path) -> str:
@@ -477,6 +478,14 @@ def _in_folder(folder: Path, name: str) -> Path:
     if name == "rounds.parquet" and any(parts.glob("part-*.parquet")):
         return parts
     raise UsageError(missing_file(name, f"The folder {folder}"))
+
+
+def read_traces(path: Path) -> list[Trace]:
+    """Read `traces.json`. UsageError if it holds something else."""
+    try:
+        return _TRACES.validate_python(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError, OSError):  # pydantic's and json's own are ValueErrors
+        raise UsageError(f"{path} does not hold the traces of a run: copy it again, or run again.") from None
 
 
 def missing_file(name: str, owner: str) -> str:

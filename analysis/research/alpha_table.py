@@ -18,7 +18,7 @@ from specdec.errors import UsageError
 from ..figures import style
 from ..intervals import Interval
 from ..papers.published import ROUNDING
-from ..read.mlflow_runs import load_runs, open_run, open_runs
+from ..read.find_runs import load_runs, open_run, open_runs
 from ..read.runs import Run
 from ..sections import counted
 

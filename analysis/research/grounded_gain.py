@@ -8,7 +8,7 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
-from ..findings.drafters_section import drafters_section
+from ..findings.side_by_side import drafters_section
 from ..intervals import Interval
 from ..read.runs import Run
 from ..sections import Section

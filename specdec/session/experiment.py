@@ -16,7 +16,7 @@ from specdec import ranks
 from specdec.analysis.findings.run_findings import RunFindings
 from specdec.analysis.pages.run_page import run_note, write_run
 from specdec.analysis.read.facts import PLAN_FILE, RunStatus
-from specdec.analysis.read.traces import read_traces
+from specdec.analysis.read.runs import read_traces
 from specdec.analysis.sections import counted
 from specdec.disturbance import watch_of
 from specdec.environment import cpu

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from specdec.analysis.pages.trace import REPLACEMENT
-from specdec.analysis.read.traces import Kind, Piece, Trace, TraceLine
+from specdec.analysis.read.facts import Kind, Piece, Trace, TraceLine
 from specdec.records import Generation, Round
 
 Decode = Callable[[Sequence[int]], str]

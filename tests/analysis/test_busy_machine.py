@@ -9,11 +9,10 @@ import pytest
 from fixtures.rounds_tables import build_rounds
 
 from specdec.analysis.account.run_account import account_of
-from specdec.analysis.arms import Arms
 from specdec.analysis.busy_machine import BusyMachine, undisturbed, undisturbed_prefills
 from specdec.analysis.findings.run_findings import run_findings
 from specdec.analysis.read.runs import open_folder
-from specdec.analysis.rounds import SECONDS, prompt_sums
+from specdec.analysis.rounds import SECONDS, Arms, prompt_sums
 
 PROMPTS = 12
 

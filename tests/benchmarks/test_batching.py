@@ -7,7 +7,7 @@ import json
 import pytest
 from fixtures.measuring import timed_study
 
-from specdec.analysis.read.studies import finished_study
+from specdec.analysis.read.find_runs import finished_study
 from specdec.analysis.studies import batching as told
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(7200)]

@@ -16,10 +16,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.arms import Arms
 from specdec.analysis.busy_machine import BusyMachine, undisturbed
 from specdec.analysis.intervals import Interval, bootstrap
-from specdec.analysis.rounds import SECONDS, prompt_sums
+from specdec.analysis.rounds import SECONDS, Arms, prompt_sums
 from specdec.disturbance import _APART_S, disturbed
 
 pytestmark = pytest.mark.benchmark

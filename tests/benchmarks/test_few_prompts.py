@@ -14,9 +14,9 @@ import pytest
 from fixtures.small_parts import composed
 
 from specdec.analysis import intervals as rule
-from specdec.analysis.arms import Arms
 from specdec.analysis.findings.run_metrics import null_metrics
 from specdec.analysis.intervals import FEWEST, SHARE, bootstrap, per_round, percentile_bounds, with_replicates
+from specdec.analysis.rounds import Arms
 from specdec.clock import clock_for
 from specdec.folder.results import ResultsFolder
 from specdec.plan.plan import plan

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from fixtures.commands import run_in
 
-from specdec.analysis.arms import Arms
 from specdec.analysis.findings.drops import SPEEDUP, TOKENS_PER_ROUND, Drop, chance_at
 from specdec.analysis.read.runs import open_folder
+from specdec.analysis.rounds import Arms
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 NULLS, RUNS, CHANCE, DROPS = 2000, 500, 0.01, (0.02, 0.05, 0.1)

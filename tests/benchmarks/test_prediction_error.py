@@ -14,7 +14,7 @@ from fixtures.recorded_lengths import MODELS, alpha_sums, rounds_table, worst_er
 from fixtures.small_parts import composed
 
 from specdec.analysis.acceptance.prediction import predict
-from specdec.analysis.arms import Arms
+from specdec.analysis.rounds import Arms
 from specdec.clock import CpuClock
 from specdec.plan.plan import plan
 from specdec.records import Request

@@ -9,7 +9,7 @@ import pytest
 from fixtures.recorded_lengths import MODELS, alpha_sums, rounds_table, worst_error
 
 from specdec.analysis.acceptance.prediction import predict
-from specdec.analysis.arms import Arms
+from specdec.analysis.rounds import Arms
 
 pytestmark = pytest.mark.benchmark
 DEEPEST, TEXTS, SEEDS = 15, 120, 20

@@ -38,10 +38,9 @@ from fixtures.measuring import kept_figures, target_of, write_lines
 from fixtures.small_parts import composed
 
 from specdec.analysis.acceptance.prediction import Undetermined, predict
-from specdec.analysis.arms import Arms
 from specdec.analysis.read.runs import Run
 from specdec.analysis.research import real_model
-from specdec.analysis.rounds import prompt_sums
+from specdec.analysis.rounds import Arms, prompt_sums
 from specdec.drafters.base.lookup import Lookup
 from specdec.plan.plan import plan
 from specdec.records import Request

@@ -16,10 +16,8 @@ from faults.answers import answered, files_of, torn
 from specdec.analysis.pages import report_chapters
 from specdec.analysis.pages.html import Chapter
 from specdec.analysis.pages.trace import trace_html
-from specdec.analysis.read.find_runs import find_runs
-from specdec.analysis.read.runs import Run
-from specdec.analysis.read.studies import finished_study
-from specdec.analysis.read.traces import read_traces
+from specdec.analysis.read.find_runs import find_runs, finished_study
+from specdec.analysis.read.runs import Run, read_traces
 from specdec.cost_model import from_run
 
 pytestmark = pytest.mark.slow  # many examples of bad input

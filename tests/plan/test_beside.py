@@ -13,7 +13,7 @@ from fixtures.finished_runs import write_trace
 from fixtures.resumed_runs import config_of, decode
 from fixtures.small_parts import composed_values
 
-from specdec.analysis.findings.drafters_section import drafters_section
+from specdec.analysis.findings.side_by_side import drafters_section
 from specdec.analysis.pages.report_chapters import OF_A_RUN
 from specdec.analysis.read.runs import open_folder
 from specdec.config import RunConfig, validated

@@ -7,7 +7,7 @@ import pytest
 from fixtures.resumed_runs import config_of, decode
 
 from specdec import run
-from specdec.analysis.read.mlflow_runs import load_runs
+from specdec.analysis.read.find_runs import load_runs
 from specdec.errors import NotLossless, UsageError
 from specdec.folder.earlier_runs import KeptRun
 from specdec.plan.plan import plan

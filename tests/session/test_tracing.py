@@ -13,7 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from specdec.analysis.pages.trace import trace_html, visible
-from specdec.analysis.read.traces import Kind, read_traces
+from specdec.analysis.read.facts import Kind
+from specdec.analysis.read.runs import read_traces
 from specdec.records import Acceptance, Generation, Marks, Round, Tree, chain_tree
 from specdec.session.tracing import piece_text, trace
 from specdec.terminal import print_trace, terminal_lines

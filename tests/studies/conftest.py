@@ -11,7 +11,7 @@ from fixtures.commands import lay_out
 from fixtures.small_parts import composed_values, read_group_values
 
 from specdec.analysis.figures import style
-from specdec.analysis.read.studies import finished_study
+from specdec.analysis.read.find_runs import finished_study
 from specdec.analysis.sections import Findings
 from specdec.config import RunConfig, validated
 from specdec.errors import UsageError

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from specdec import run
 from specdec.analysis.pages import notebook
-from specdec.analysis.read.studies import finished_study, latest_study
+from specdec.analysis.read.find_runs import finished_study, latest_study
 from specdec.config import config_dir
 from specdec.replay.rank_accuracy import RankCounts
 from specdec.structures import structures

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from specdec import run
-from specdec.analysis.read.studies import finished_study
+from specdec.analysis.read.find_runs import finished_study
 
 SMALL = ("study.k=[1,3]", "study.w=[0,1,2]", "study.contexts=[8,24]", "study.calls=2")
 

@@ -22,8 +22,8 @@ from specdec.errors import UsageError
 from specdec.text.lengths import LENGTHS, FirstLengths, drafters_of, lengths_by_position
 from specdec.text.lines import BadLine, Line
 
-from ..foreign_lines import NO_ENDS, NO_OFFERS, NO_TIMES, ForeignFile, counts, keys_of, needed_gamma, within_gamma
-from ..imported import SHOWN, ImportChoices, Imported, ImportedText, PositionText, imported, plain_name
+from ..foreign_lines import NO_ENDS, NO_OFFERS, NO_TIMES, ForeignFile, counts, keys_of
+from ..imported import SHOWN, ImportChoices, Imported, ImportedText, PositionText, imported, within_gamma
 
 KIND = "accepted_lengths"
 FIELDS = {"accepted": False, "accept_lengths": True}  # field: True if it counts the target's own token
@@ -69,7 +69,7 @@ class _Rounds:
         self._firsts = FirstLengths()
 
     def add(self, line: Line, file: ForeignFile) -> None:
-        gamma, bonus = needed_gamma(self._choices), self._choices.bonus
+        gamma, bonus = self._choices.needed_gamma, self._choices.bonus
         where, _, value = line
         values = value if isinstance(value, dict) else {}
         if isinstance(value, list):
@@ -98,7 +98,7 @@ class _Rounds:
         self._texts.append((*file.named(values, line.number), lengths))
 
     def made(self, path: Path, notes: list[str]) -> Imported:
-        gamma, placeholders = needed_gamma(self._choices), self._firsts.are_placeholders
+        gamma, placeholders = self._choices.needed_gamma, self._firsts.are_placeholders
         texts = []
         for name, category, lengths in self._texts:
             accepted = [length - 1 for length in lengths[placeholders or lengths[:1] == [0] :]]
@@ -162,6 +162,5 @@ class _Positions:
                 said.append(
                     f"Drafts reach up to {longest} tokens; gammas are shown up to {SHOWN}, larger ones with --gamma."
                 )
-            name = f"{plain_name(path)}: {key}" if len(self._texts) > 1 else None
-            made.append(imported(path, KIND, gamma, texts, said, name=name))
+            made.append(imported(path, KIND, gamma, texts, said, part=key if len(self._texts) > 1 else ""))
         return made

@@ -14,7 +14,7 @@ from typing import Any
 from specdec.errors import UsageError
 from specdec.text.lines import BadLine
 
-from ..foreign_lines import MOST_ROUNDS, NO_ENDS, NO_TIMES, UNORDERED, ForeignFile, counts, needed_gamma
+from ..foreign_lines import MOST_ROUNDS, NO_ENDS, NO_TIMES, UNORDERED, ForeignFile, counts
 from ..imported import ImportChoices, Imported, ImportedText, imported
 from .spec_bench import answer, first_choice, per_turn
 
@@ -59,7 +59,7 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
         gamma = max([choices.gamma or 0, *depths])
         said = [NO_TIMES, LAST_TURN, UNORDERED, NO_ENDS, *notes]
         return [imported(path, KIND, gamma, rounds, said, ordered=False)]
-    return [imported(path, KIND, needed_gamma(choices), turns, [COUNTED, END_TO_END, *notes])]
+    return [imported(path, KIND, choices.needed_gamma, turns, [COUNTED, END_TO_END, *notes])]
 
 
 def recognises(value: Any) -> bool:

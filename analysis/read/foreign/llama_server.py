@@ -21,19 +21,8 @@ import pandas as pd
 from specdec.errors import UsageError
 from specdec.text.lines import BadLine
 
-from ..foreign_lines import (
-    MOST_ROUNDS,
-    NO_ENDS,
-    UNORDERED,
-    ForeignFile,
-    count,
-    counts,
-    keys_of,
-    mapping,
-    needed_gamma,
-    within_gamma,
-)
-from ..imported import ImportChoices, Imported, ImportedText, imported
+from ..foreign_lines import MOST_ROUNDS, NO_ENDS, UNORDERED, ForeignFile, count, counts, keys_of, mapping
+from ..imported import ImportChoices, Imported, ImportedText, imported, within_gamma
 from ..load_points import LoadFile
 
 KIND = "llama_server"
@@ -134,7 +123,7 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
         raise UsageError(f"{path} has no drafts: give the answers of the server that drafts, and these as --baseline.")
     texts = []
     offers = [offer for *_, answer in answers if answer.by_round for offer in answer.by_round[1]]
-    gamma = choices.gamma or max(offers, default=0) or needed_gamma(choices)
+    gamma = choices.gamma or max(offers, default=0) or choices.needed_gamma
     for name, category, answer in answers:
         text = ImportedText(name, category, tokens=answer.tokens, rounds=answer.rounds, seconds=answer.seconds)
         if answer.by_round is not None:

@@ -14,8 +14,8 @@ import pandas as pd
 from specdec.text.lengths import FirstLengths
 from specdec.text.lines import BadLine
 
-from ..foreign_lines import NO_OFFERS, ForeignFile, counts, keys_of, mapping, needed_gamma, within_gamma
-from ..imported import ImportChoices, Imported, ImportedText, imported
+from ..foreign_lines import NO_OFFERS, ForeignFile, counts, keys_of, mapping
+from ..imported import ImportChoices, Imported, ImportedText, imported, within_gamma
 
 KIND = "spec_bench"
 
@@ -25,7 +25,7 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
 
     gamma: draft tokens on the longest path (the depth, for trees). UsageError with file and line for another form.
     """
-    gamma, file = needed_gamma(choices), ForeignFile(path, choices)
+    gamma, file = choices.needed_gamma, ForeignFile(path, choices)
     answers: list[tuple[str, str, str, list[Choice]]] = []
     firsts = FirstLengths()
     for line in file.lines():

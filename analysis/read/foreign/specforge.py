@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from specdec.errors import UsageError
 from specdec.text.lines import printable, unpacked
 
-from ..foreign_lines import needed_gamma
-from ..imported import ImportChoices, Imported, ImportedText, imported, plain_name
+from ..imported import ImportChoices, Imported, ImportedText, imported
 
 KIND = "specforge"
 LARGEST_FILE = 64 << 20  # bytes: the format is a table of a few kilobytes
@@ -79,8 +78,8 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
     made = []
     for setting in drafting:
         notes = [DERIVED, WHOLE, *_against_plain(setting, settings)]
-        name = f"{plain_name(path)}: {setting}" if len(drafting) > 1 else None
-        made.append(imported(path, KIND, setting.steps or needed_gamma(choices), settings[setting], notes, name=name))
+        part = str(setting) if len(drafting) > 1 else ""
+        made.append(imported(path, KIND, setting.steps or choices.needed_gamma, settings[setting], notes, part=part))
     if not made:
         raise UsageError(f"{path} has no configuration with steps above 0: nothing was drafted in it.")
     return made

@@ -18,20 +18,8 @@ from typing import Any
 from specdec.errors import UsageError
 from specdec.text.lines import BadLine, Line
 
-from ..foreign_lines import (
-    MOST_ROUNDS,
-    NO_ENDS,
-    NO_TIMES,
-    UNORDERED,
-    ForeignFile,
-    count,
-    counts,
-    keys_of,
-    mapping,
-    needed_gamma,
-    within_gamma,
-)
-from ..imported import ImportChoices, Imported, ImportedText, imported
+from ..foreign_lines import MOST_ROUNDS, NO_ENDS, NO_TIMES, UNORDERED, ForeignFile, count, counts, keys_of, mapping
+from ..imported import ImportChoices, Imported, ImportedText, imported, within_gamma
 
 KIND = "vllm"
 BELOW = ("spec_decode_acceptance", "metrics", "spec_decode_metrics", "speculative_decoding")
@@ -86,7 +74,7 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
     every = [rounds for *_, rounds in requests]
     declared = max((rounds.declared or 0 for rounds in every), default=0)
     reach = max((rounds.reach for rounds in every), default=0)
-    gamma = choices.gamma or declared or reach or needed_gamma(choices)
+    gamma = choices.gamma or declared or reach or choices.needed_gamma
     for where, _, _, rounds in requests:
         if rounds.declared not in (None, gamma):
             raise UsageError(

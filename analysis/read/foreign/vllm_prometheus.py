@@ -15,8 +15,8 @@ from typing import Any
 from specdec.errors import UsageError
 from specdec.text.lines import BadLine, decoded, file_lines, printable
 
-from ..foreign_lines import MOST_COUNTED, NO_ENDS, NO_TIMES, UNORDERED, ForeignFile, within_gamma
-from ..imported import ImportChoices, Imported, imported, plain_name
+from ..foreign_lines import MOST_COUNTED, NO_ENDS, NO_TIMES, UNORDERED, ForeignFile
+from ..imported import ImportChoices, Imported, imported, within_gamma
 from ..load_points import Gauges, LoadFile, number_of
 from .vllm import NO_SILENT, SAME_OFFER, RequestRounds, histogram_of, short_notes
 
@@ -118,8 +118,8 @@ def _made(
         drafted = None if drafted is None else round(drafted * len(accepted) / drafts)
     rounds = RequestRounds(accepted, None, drafted, None, gamma)
     said += short_notes([rounds], gamma)
-    name = f"{plain_name(path)}: {printable(model)}" if model else None
-    return imported(path, KIND, gamma, [rounds.text("all requests", "", gamma)], said, ordered=False, name=name)
+    texts = [rounds.text("all requests", "", gamma)]
+    return imported(path, KIND, gamma, texts, said, ordered=False, part=printable(model))
 
 
 def thinned(histogram: list[int], most: int) -> list[int]:

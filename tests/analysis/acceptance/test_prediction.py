@@ -13,7 +13,7 @@ from scipy.stats import beta as beta_law
 from specdec.analysis.acceptance import laws
 from specdec.analysis.acceptance import prediction as P
 from specdec.analysis.acceptance.prediction_section import prediction_in_words
-from specdec.analysis.arms import Arms
+from specdec.analysis.rounds import Arms
 from specdec.theory.capped_geometric import tokens_per_round
 
 

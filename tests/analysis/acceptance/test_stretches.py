@@ -14,7 +14,7 @@ from specdec.analysis.acceptance import prediction as P
 from specdec.analysis.acceptance import stretches as S
 from specdec.analysis.acceptance.laws import rounds_of_texts
 from specdec.analysis.acceptance.prediction_section import one_sentence
-from specdec.analysis.arms import Arms
+from specdec.analysis.rounds import Arms
 
 
 def trace_of(texts, gamma, most):

@@ -11,8 +11,7 @@ import pytest
 from specdec.analysis.account.load_account import explain, gain_factors
 from specdec.analysis.cost.load_forecast import PlainCurve, Speculating, Unknowns, forecast, off_load
 from specdec.analysis.read.importers import read_loads
-from specdec.analysis.read.load_folder import LoadTests, ServerFacts
-from specdec.analysis.read.load_points import COLUMNS, Gauges
+from specdec.analysis.read.load_points import COLUMNS, Gauges, LoadTests, ServerFacts
 from specdec.errors import UsageError
 
 PROMPT, OUTPUT, GAMMA, ACCEPTED = 60, 240, 5, 0.65

@@ -6,9 +6,9 @@ import pytest
 from fixtures.rounds_tables import from_counts
 from matplotlib.colors import to_hex
 
-from specdec.analysis.arms import Arms
 from specdec.analysis.figures import run_figures
 from specdec.analysis.figures.run_figures import DRAFT, REST, VERIFY, stretch, timeline
+from specdec.analysis.rounds import Arms
 
 MEASURED = pd.DataFrame(
     {"gamma": [4, 1, 2], "value": [2.4, 1.5, 2.0], "value_low": [2.3, 1.4, 1.9], "value_high": [2.6, 1.6, 2.1]}

@@ -58,7 +58,7 @@ def test_rank_shares_count_the_replicates():
     scores = board.ScoredArms(("a", "b", "c"), (4, 4, 4), 5, {"speedup": drawn})
     shares = [[(1 + 0 + 0.5 + 1) / 4, (0 + 1 + 0.5) / 4, 0], [1.5 / 4, (1 + 0.5 + 0.5) / 4, 0.5 / 4], [0, 1 / 8, 7 / 8]]
     np.testing.assert_allclose(scores.rank_shares("speedup"), shares)
-    table = board.rank_table(scores)
+    table = scores.rank_table()
     assert table["best"].tolist() == ["62%", "38%", "0%"]
     assert list(table.columns) == ["run", "best", "rank 2", "rank 3"]
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from specdec.analysis.findings.peers_section import peer_notes, peers_section
 from specdec.analysis.findings.run_metrics import peer_metrics
+from specdec.analysis.findings.side_by_side import peer_notes, peers_section
 from specdec.analysis.intervals import Interval
 
 

@@ -10,6 +10,7 @@ from fixtures.rounds_tables import FACTS
 
 from specdec.analysis.account.gap_account import Account
 from specdec.analysis.busy_machine import BusyMachine
+from specdec.analysis.findings.run_metrics import ArmSummary, Summary
 from specdec.analysis.findings.sentences import (
     MeasuredRun,
     closing_of_several,
@@ -18,7 +19,6 @@ from specdec.analysis.findings.sentences import (
     reasons,
     run_notes,
 )
-from specdec.analysis.findings.summary import ArmSummary, Summary
 from specdec.analysis.intervals import Interval
 from specdec.analysis.read.facts import RunStatus, SessionFacts
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fixtures.rounds_tables import FACTS as PLAN
 
-from specdec.analysis.findings.serving_sections import fastest_section, measured_depths, run_recommendation
+from specdec.analysis.findings.run_sections import fastest_section, measured_depths, run_recommendation
 from specdec.analysis.pages.report_chapters import run_chapters
 from specdec.analysis.read.facts import RunFacts, SessionFacts
 from specdec.analysis.read.runs import Run

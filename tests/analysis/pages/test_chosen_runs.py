@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.pages import notebook
-from specdec.analysis.read import mlflow_runs, studies
+from specdec.analysis.read import find_runs
 from specdec.analysis.research import alpha_table
 from specdec.analysis.sections import Findings, FinishedStudy, Section
 from specdec.errors import UsageError
@@ -24,8 +24,8 @@ def shown(monkeypatch):
             columns["params.experiment_name"] = overlays
         monkeypatch.setattr(notebook, "load_runs", lambda uri, experiment: pd.DataFrame(columns, index=ids))
         monkeypatch.setattr(notebook, "open_run", lambda uri, run_id: run_id[0])
-        monkeypatch.setattr(mlflow_runs, "open_run", lambda uri, run_id: run_id[0])
-        monkeypatch.setattr(mlflow_runs, "open_folder", lambda folder: f"folder {folder}")
+        monkeypatch.setattr(find_runs, "open_run", lambda uri, run_id: run_id[0])
+        monkeypatch.setattr(find_runs, "open_folder", lambda folder: f"folder {folder}")
         return notebook.own_runs("sqlite:///x.db", "specdec", chosen)
 
     return show
@@ -52,9 +52,9 @@ def test_a_chosen_study_comes_before_the_newest(monkeypatch, tmp_path):
         folder.mkdir()
         (folder / "study.json").write_text("{}", encoding="utf-8")
     kinds = {f"run {'e' * 32}": "equal_budget", **{str(folder): name for name, folder in folders.items()}}
-    monkeypatch.setattr(studies, "study_ids", lambda uri, name: [name] if name[0] == "e" else [])
-    monkeypatch.setattr(studies, "files_of_study", lambda uri, run_id: {})
-    monkeypatch.setattr(studies, "read_study", lambda files, source: FinishedStudy(kinds[source], {}, None, ""))
+    monkeypatch.setattr(find_runs, "study_ids", lambda uri, name: [name] if name[0] == "e" else [])
+    monkeypatch.setattr(find_runs, "read_study", lambda files, source: FinishedStudy(kinds[source], {}, None, ""))
+    monkeypatch.setattr(find_runs, "logged_study", lambda uri, run_id: find_runs.read_study({}, f"run {run_id}"))
     monkeypatch.setattr(notebook, "latest_study", lambda uri, experiment, name: newest)
     monkeypatch.setattr(FinishedStudy, "findings", lambda self: Findings(sections=(Section(self.kind, ("words",)),)))
     chosen = [str(folders["grid"]), "e" * 32, str(folders["batching"]), "f" * 32]

@@ -4,10 +4,9 @@ import numpy as np
 import pandas as pd
 from fixtures.rounds_tables import build_rounds
 
-from specdec.analysis.arms import Arms
 from specdec.analysis.read import round_counts
 from specdec.analysis.read.round_counts import read_arms
-from specdec.analysis.rounds import COUNTED, GENERATION
+from specdec.analysis.rounds import COUNTED, GENERATION, Arms
 
 
 def table():

@@ -16,7 +16,7 @@ from fixtures.rounds_tables import build_rounds
 from specdec.analysis.findings.compare import comparison_section
 from specdec.analysis.pages.notebook import own_run
 from specdec.analysis.papers.published import COLUMNS, leviathan_table_1, load_published, table_1_in_words
-from specdec.analysis.read import mlflow_runs
+from specdec.analysis.read import find_runs
 from specdec.analysis.read.runs import Run, current_name, open_folder
 from specdec.analysis.rounds import GENERATION
 from specdec.errors import UsageError
@@ -81,7 +81,7 @@ def store(tmp_path_factory, empty_database):
 
 
 def test_main_runs_come_newest_first_with_params_and_metrics(store):
-    table = mlflow_runs.load_runs(store.uri, "specdec")
+    table = find_runs.load_runs(store.uri, "specdec")
     assert table.index.tolist() == [store.bare, store.main]  # the curve's run is none
     row = table.loc[store.main]
     assert (row["params.drafter.name"], row["metrics.speedup"], row["status"]) == ("ngram", 1.3, "FINISHED")
@@ -93,7 +93,7 @@ def test_main_runs_come_newest_first_with_params_and_metrics(store):
 def run(request, store, tmp_path):
     if request.param == "folder":
         return open_folder(write_folder(tmp_path / "run"))
-    return mlflow_runs.open_run(store.uri, store.main)
+    return find_runs.open_run(store.uri, store.main)
 
 
 def test_a_run_has_curves_metrics_and_tables_wherever_it_was_read(run):
@@ -127,7 +127,7 @@ def test_a_run_has_curves_metrics_and_tables_wherever_it_was_read(run):
 
 
 def test_a_run_that_left_nothing_says_what_is_missing(store):
-    run = mlflow_runs.open_run(store.uri, store.bare)
+    run = find_runs.open_run(store.uri, store.bare)
     with pytest.raises(UsageError, match=rf"Run {store.bare} in sqlite.* has no artifact rounds.parquet"):
         run.rounds()
     assert run.title == "oracle on unknown model, hardware not recorded"
@@ -144,22 +144,22 @@ def test_a_run_that_left_nothing_says_what_is_missing(store):
 )
 def test_experiments_without_runs_are_explained(store, experiment, sentence):
     with pytest.raises(UsageError, match=sentence):
-        mlflow_runs.load_runs(store.uri, experiment)
+        find_runs.load_runs(store.uri, experiment)
 
 
 def test_stores_that_are_none_are_explained_and_not_made(tmp_path, store):
     absent = tmp_path / "absent.db"
     with pytest.raises(UsageError, match=r"no MLflow database .*absent.db: `python -m specdec.run"):
-        mlflow_runs.load_runs(f"sqlite:///{absent}", "specdec")
+        find_runs.load_runs(f"sqlite:///{absent}", "specdec")
     assert not absent.exists()
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as connection:
         connection.execute("CREATE TABLE t (x)")
     connection.close()
     with pytest.raises(UsageError, match="not an MLflow database"):
-        mlflow_runs.load_runs(f"sqlite:///{other}", "specdec")
+        find_runs.load_runs(f"sqlite:///{other}", "specdec")
     with pytest.raises(UsageError, match="did not answer"):
-        mlflow_runs.open_run(store.uri, "0" * 32)
+        find_runs.open_run(store.uri, "0" * 32)
 
 
 def test_an_interrupted_folder_still_gives_its_rounds(tmp_path):
@@ -271,7 +271,7 @@ def test_a_store_of_another_version_is_left_alone(tmp_path, empty_database):
     connection.close()
 
     before = database.read_bytes()
-    for ask, what in ((mlflow_runs.load_runs, "specdec"), (mlflow_runs.open_run, "0" * 32)):
+    for ask, what in ((find_runs.load_runs, "specdec"), (find_runs.open_run, "0" * 32)):
         with pytest.raises(UsageError, match=r"of another MLflow version \(0123.*: back it up and run `mlflow db"):
             ask(f"sqlite:///{database}", what)
     assert database.read_bytes() == before
