@@ -29,13 +29,13 @@ from specdec.analysis.figures import run_figures, theory_figures
 from specdec.analysis.findings.run_sections import curves_section, lengths_section, standing_section, timeline_section
 from specdec.analysis.findings.sentences import loops_note
 from specdec.analysis.pages import notebook
-from specdec.analysis.papers import published
+from specdec.analysis.papers import paper_tables
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
 chosen = []  # one run id, or the folder of a run, instead of the newest run
-published_csv = published.SHIPPED  # printed figures, to set beside the recomputed table
+published_csv = paper_tables.SHIPPED  # printed figures, to set beside the recomputed table
 
 # %% [markdown]
 # ## The capped geometric
@@ -52,7 +52,7 @@ run_figures.expected_tokens()
 # Speedup (Theorem 3.8) and operations (Theorem 3.11) with a drafter that costs nothing, beside what is printed.
 
 # %%
-table_1 = published.leviathan_table_1(published.load_published(published_csv))
+table_1 = paper_tables.leviathan_table_1(paper_tables.load_published(published_csv))
 table_1.round(3)
 
 # %% [markdown]
@@ -123,5 +123,5 @@ Markdown(
     f"**{run.title}.** {curves.text[0]}\n\n"
     f"{run_figures.curve_in_words(run.points(), run.lines(), model='replay')}\n\n"
     f"{curves.text[1]}\n\n"
-    f"{published.table_1_in_words(table_1)}"
+    f"{paper_tables.table_1_in_words(table_1)}"
 )

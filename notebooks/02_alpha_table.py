@@ -25,14 +25,14 @@
 # %%
 from IPython.display import Markdown, display
 
-from specdec.analysis.papers import published
+from specdec.analysis.papers import paper_tables
 from specdec.analysis.research import alpha_table
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
 chosen = []  # run ids, or folders of runs, instead of those of the overlay
-published_csv = published.SHIPPED  # printed figures: the paper's rows
+published_csv = paper_tables.SHIPPED  # printed figures: the paper's rows
 
 # %% [markdown]
 # ## Measured here
@@ -54,7 +54,7 @@ display(*alpha_table.measured_figures(measured))
 # table, hardware.
 
 # %%
-printed = published.leviathan_table_3(published.load_published(published_csv))
+printed = paper_tables.leviathan_table_3(paper_tables.load_published(published_csv))
 display(printed)
 
 # %%

@@ -27,7 +27,7 @@
 from IPython.display import Markdown
 
 from specdec.analysis.pages import notebook
-from specdec.analysis.papers import published, published_heads
+from specdec.analysis.papers import paper_sections, paper_tables
 from specdec.analysis.research import heads_ablation, heads_accuracy, heads_tree
 
 # %% tags=["parameters"]
@@ -36,7 +36,7 @@ experiment = "specdec"
 chosen = []  # run ids or folders of studies and of runs, instead of the newest
 ablations = heads_ablation.RESULT  # what the benchmark of ablations found
 tree_results = heads_tree.RESULT  # and that of trees
-published_csv = published.SHIPPED  # printed figures: columns as in specdec.analysis.papers.published.COLUMNS
+published_csv = paper_tables.SHIPPED  # printed figures: columns as in specdec.analysis.papers.paper_tables.COLUMNS
 
 # %% [markdown]
 # ## Accuracy over training
@@ -134,7 +134,7 @@ notebook.show(*searched)
 # Other models on other hardware: beside ours, never among them.
 
 # %%
-notebook.show(published_heads.heads_section(published.load_published(published_csv)))
+notebook.show(paper_sections.heads_section(paper_tables.load_published(published_csv)))
 
 # %% [markdown]
 # ## Answer

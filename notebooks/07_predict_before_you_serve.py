@@ -25,8 +25,7 @@
 # %%
 from IPython.display import Markdown
 
-from specdec.analysis.acceptance.gamma_choice import gamma_choice
-from specdec.analysis.acceptance.model_sections import model_sections
+from specdec.analysis.acceptance.model_sections import gamma_choice, model_sections
 from specdec.analysis.pages import notebook
 from specdec.analysis.research.prediction_results import prediction_families, prediction_results
 

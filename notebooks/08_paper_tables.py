@@ -28,11 +28,11 @@ from IPython.display import Markdown
 
 from specdec.analysis.figures import run_figures
 from specdec.analysis.pages import notebook
-from specdec.analysis.papers import paper_sections, published
+from specdec.analysis.papers import paper_sections, paper_tables
 from specdec.analysis.research import claims
 
 # %% tags=["parameters"]
-published_csv = published.SHIPPED  # printed figures: columns as in specdec.analysis.papers.published.COLUMNS
+published_csv = paper_tables.SHIPPED  # printed figures: columns as in specdec.analysis.papers.paper_tables.COLUMNS
 
 # %% [markdown]
 # ## The ceiling
@@ -46,7 +46,7 @@ run_figures.expected_tokens()
 # ## The checks
 
 # %%
-printed = published.load_published(published_csv)
+printed = paper_tables.load_published(published_csv)
 notebook.show(*paper_sections.paper_sections(printed))
 
 # %% [markdown]

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, config_dir, typed, validated
 from specdec.errors import UsageError, near_misses
-from specdec.theory.distinct_experts import distinct_experts
+from specdec.theory.roofline import distinct_experts
 
 Seconds = Annotated[float, Field(ge=0.0)]
 

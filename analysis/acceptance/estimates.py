@@ -1,8 +1,10 @@
-"""Estimates of acceptance from censored rounds (theory.md 5.1 to 5.3): alpha, its errors, hazards, Kaplan-Meier.
+"""Estimates of acceptance from censored rounds (theory.md 5.1 to 5.3): alpha, its errors, hazards, Kaplan-Meier; and
+models of the accepted counts, fitted by maximum likelihood and compared by AIC (5.4).
 
 A round that ends without an observed rejection (every draft token accepted, or cut by the end token or the limit) is
 right-censored at its accepted count. In the formulas s is the accepted count of a round and d is 1 if a rejection was
-observed; K and R are their sums. Without a tested position the estimates are NaN.
+observed; K and R are their sums. Without a tested position the estimates are NaN. Models use only s and d;
+log-likelihoods are in nats.
 """
 
 from collections.abc import Sequence
@@ -11,12 +13,13 @@ from math import nan, sqrt
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import optimize, stats
+from scipy.special import xlog1py, xlogy
 
 from specdec.theory.capped_geometric import product_identity, tokens_per_round_slope
 
 from ..intervals import LEVEL, Interval
-from ..rounds import prompt_sums
+from ..rounds import GENERATION, in_order, prompt_sums
 
 
 @dataclass(frozen=True)
@@ -109,3 +112,149 @@ def kaplan_meier_tokens(table: pd.DataFrame) -> float:
     A depth that no round reached adds nothing: where it could have been reached, the figure is a lower bound.
     """
     return float(product_identity(table["acceptance"].fillna(0.0)))
+
+
+@dataclass(frozen=True)
+class ModelFit:
+    """A fitted model: its parameters by name and its log-likelihood in nats."""
+
+    model: str
+    parameters: dict[str, float]
+    log_likelihood: float
+
+    @property
+    def aic(self) -> float:
+        """2k - 2 log-likelihood."""
+        return 2 * len(self.parameters) - 2 * self.log_likelihood
+
+
+def capped_geometric(rounds: pd.DataFrame) -> ModelFit:
+    """Fit one alpha for every tested position."""
+    estimate = estimate_alpha(rounds)
+    return ModelFit("capped_geometric", {"alpha": estimate.alpha}, _bernoulli(estimate.accepted, estimate.rejected))
+
+
+def position(rounds: pd.DataFrame) -> ModelFit:
+    """Fit a free acceptance h_k at every depth k that was tested."""
+    table = hazards(rounds)
+    table = table[table["at_risk"] > 0]
+    log_likelihood = _bernoulli(table["at_risk"] - table["rejected"], table["rejected"])
+    parameters = {f"h_{depth}": float(h) for depth, h in table["acceptance"].items()}
+    return ModelFit("position", parameters, log_likelihood)
+
+
+def beta_geometric(rounds: pd.DataFrame) -> ModelFit:
+    """Fit a beta law of mean m and correlation rho, from which each round draws its own alpha."""
+    return _beta_mixture("beta_geometric", rounds)
+
+
+def prompt_beta(rounds: pd.DataFrame) -> ModelFit:
+    """Fit a beta law of mean m and correlation rho, from which each prompt draws its own alpha."""
+    return _beta_mixture("prompt_beta", prompt_sums(rounds))
+
+
+def markov(later: pd.DataFrame) -> ModelFit:
+    """Fit alpha_1 to rounds that follow a full round of their generation, alpha_0 to those that follow another.
+
+    later: from `followers`; the first round of each generation follows none.
+    """
+    after_full = later["after_full"].to_numpy(dtype=bool)
+    after, other = estimate_alpha(later[after_full]), estimate_alpha(later[~after_full])
+    log_likelihood = _bernoulli([other.accepted, after.accepted], [other.rejected, after.rejected])
+    return ModelFit("markov", {"alpha_0": other.alpha, "alpha_1": after.alpha}, log_likelihood)
+
+
+def followers(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Return the rounds that follow another of their generation; `after_full`: that one accepted all it offered."""
+    ordered = in_order(rounds)
+    full = (ordered["offered"] > 0) & (ordered["accepted"] == ordered["offered"])
+    generation = [ordered[key] for key in GENERATION]
+    after_full = full.groupby(generation).shift(1, fill_value=False)
+    return ordered.assign(after_full=after_full)[ordered.groupby(GENERATION).cumcount() > 0]
+
+
+def compare_models(rounds: pd.DataFrame, ordered: bool = True) -> pd.DataFrame:
+    """Return the fits, best AIC first: columns parameters (their number), log_likelihood, aic; index model.
+
+    All are fitted to the rounds that follow another, the only ones that the Markov model describes, so that the
+    likelihoods are of the same data. Where the order of rounds is not known (`ordered` is False), the other four models
+    are fitted to all rounds.
+    """
+    fitted = followers(rounds) if ordered else rounds
+    models = (capped_geometric, position, beta_geometric, prompt_beta, *([markov] if ordered else []))
+    rows = {f.model: (len(f.parameters), f.log_likelihood, f.aic) for f in (fit(fitted) for fit in models)}
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=["parameters", "log_likelihood", "aic"])
+    return table.rename_axis("model").sort_values("aic")
+
+
+def _bernoulli(accepted: object, rejected: object) -> float:
+    """Return the maximised log-likelihood of independent groups; a group without counts adds nothing."""
+    k, r = np.asarray(accepted, dtype=float), np.asarray(rejected, dtype=float)
+    share = np.divide(k, k + r, out=np.zeros_like(k), where=k + r > 0)
+    return float((xlogy(k, share) + xlog1py(r, -share)).sum())
+
+
+def _beta_mixture(model: str, units: pd.DataFrame) -> ModelFit:
+    """Fit a beta law to units, rounds or prompts, that each draw their own alpha from it."""
+    m, rho, log_likelihood = fit_beta(beta_counts(units, np.zeros(len(units), dtype=int), 1)[0])
+    return ModelFit(model, {"m": m, "rho": rho}, log_likelihood)
+
+
+def beta_counts(units: pd.DataFrame, group: np.ndarray, groups: int) -> np.ndarray:
+    """Return the counts of `fit_beta` for each group of units, [groups, 3, J]; group: [U] of each unit, from 0."""
+    k, r = (units[name].to_numpy(dtype=np.int64) for name in ("accepted", "rejected"))
+    return np.stack([exceeding(counts, int((k + r).max(initial=0)), group, groups) for counts in (k, r, k + r)], axis=1)
+
+
+def fit_beta(
+    counts: np.ndarray, start: tuple[float, float] | None = None, at: np.ndarray | None = None
+) -> tuple[float, float, float]:
+    """Return m, rho and the log-likelihood at its maximum, from the number of units whose count exceeds j = 0, 1, ...
+
+    The likelihood of a unit is prod_{j<s}[m(1-rho)+j rho] prod_{j<d}[(1-m)(1-rho)+j rho] / prod_{j<s+d}[1-rho+j rho].
+    This product keeps its digits as rho -> 0, where differences of log beta functions lose all of them. `counts` [3, J]
+    are `exceeding` of accepted, rejected and tested counts; they add up over units, so a bootstrap replicate is fitted
+    from weighted sums. `start`: an (m, rho) nearby, such as the estimate that a replicate varies; it spares the search
+    from several. `at`: the j of each place where neighbouring j are added up.
+    """
+    j = np.arange(counts.shape[1]) if at is None else at
+    signed, slopes = counts * [[1], [1], [-1]], np.array([[1], [-1], [0]])  # slopes: of the means in m
+
+    def negative(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        m, rho = parameters
+        means = np.array([[m], [1 - m], [1]])
+        factors = means * (1 - rho) + j * rho
+        rises = signed / factors
+        slope = [(rises * slopes).sum() * (1 - rho), (rises * (j - means)).sum()]
+        return -float((signed * np.log(factors)).sum()), -np.array(slope)
+
+    k, r = float(counts[0].sum()), float(counts[1].sum())
+    mean = k / (k + r) if k + r else float("nan")
+    independent = _bernoulli(k, r)
+    if k == 0 or r == 0:  # m is 0 or 1, and rho has no meaning
+        return mean, 0.0, independent
+    bounds = [(1e-9, 1 - 1e-9), (0.0, 1 - 1e-6)]
+    starts = [(mean, rho) for rho in (0.01, 0.2, 0.6)]
+    options = {"ftol": 1e-15, "gtol": 1e-10, "xtol": 1e-12, "maxfun": 2000}
+    if start is not None:  # a replicate's spread is far wider than the last digits
+        starts, options = [start], {"ftol": 1e-9, "gtol": 1e-6, "xtol": 1e-7, "maxfun": 100}
+    fits = [
+        optimize.minimize(negative, start, jac=True, method="TNC", bounds=bounds, options=options) for start in starts
+    ]
+    best = min(fits, key=lambda fit: float(fit.fun))
+    if -best.fun <= independent + 1e-9:  # the maximum lies on the boundary rho = 0
+        return mean, 0.0, independent
+    return float(best.x[0]), float(best.x[1]), float(-best.fun)
+
+
+def refitted(counts: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
+    """Return [B, 2] m and rho of all `counts` [B, 3, J] of `fit_beta`; the first, the data's, start the others."""
+    m, rho, _ = fit_beta(counts[0], None, at)
+    start = (min(max(m, 1e-6), 1 - 1e-6), max(rho, 1e-3))
+    return np.array([(m, rho), *(fit_beta(each, start, at)[:2] for each in counts[1:])])
+
+
+def exceeding(counts: np.ndarray, most: int, group: np.ndarray, groups: int) -> np.ndarray:
+    """Return by group [groups, most] how many of the counts [U] exceed 0, 1, ... most - 1; group: [U] of each."""
+    histogram = np.bincount(group * (most + 1) + counts, minlength=groups * (most + 1)).reshape(groups, most + 1)
+    return histogram[:, :0:-1].cumsum(axis=1)[:, ::-1].astype(float)

@@ -9,7 +9,7 @@ tested positions of prompt p.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 
 import numpy as np
@@ -18,7 +18,7 @@ from scipy import stats
 
 from ..intervals import ANY, FEWEST, SHARE, Columns, Interval, Range, bootstrap, interval_of, resampled_sums
 from ..rounds import GENERATION, in_order, numbered, prompt_sums
-from . import models
+from . import estimates
 from .estimates import depth_sums, estimate_alpha, hazards
 
 MANY_PAIRS = 20_000  # of neighbouring rounds, beyond which permutations are not drawn
@@ -42,7 +42,7 @@ def depth(rounds: pd.DataFrame) -> IidTest:
     Likelihood ratio of the position model, 2 (l - l_0); chi-squared with (tested depths - 1) degrees.
     """
     tested, reason = _tested(rounds)
-    fit = models.position(rounds)
+    fit = estimates.position(rounds)
     if reason or len(fit.parameters) < 2:
         return IidTest(nan, nan, tested, reason or "only one depth was tested")
     return _likelihood_ratio(fit, rounds, tested)
@@ -71,7 +71,7 @@ def mixing(rounds: pd.DataFrame) -> IidTest:
     _, reason = _tested(rounds)
     if reason or rounds["offered"].max() < 2:
         return IidTest(nan, nan, n, reason or "no round offered two tokens")
-    return _likelihood_ratio(models.beta_geometric(rounds), rounds, n, boundary=True)
+    return _likelihood_ratio(estimates.beta_geometric(rounds), rounds, n, boundary=True)
 
 
 def prompts(rounds: pd.DataFrame) -> IidTest:
@@ -100,7 +100,7 @@ def prompts_beta(rounds: pd.DataFrame) -> IidTest:
     _, reason = _tested(rounds)
     if reason or n < 2:
         return IidTest(nan, nan, n, reason or "only one prompt has tested positions")
-    return _likelihood_ratio(models.prompt_beta(rounds), rounds, n, boundary=True)
+    return _likelihood_ratio(estimates.prompt_beta(rounds), rounds, n, boundary=True)
 
 
 def previous_round(rounds: pd.DataFrame) -> IidTest:
@@ -108,9 +108,9 @@ def previous_round(rounds: pd.DataFrame) -> IidTest:
 
     Likelihood ratio of the Markov model over the rounds that follow another; chi-squared with 1 degree.
     """
-    later = models.followers(rounds)
+    later = estimates.followers(rounds)
     tested, reason = _tested(later)
-    fit = models.markov(later)
+    fit = estimates.markov(later)
     if reason or any(np.isnan(alpha) for alpha in fit.parameters.values()):
         return IidTest(nan, nan, tested, reason or "no round follows a full round, or all of them do")
     return _likelihood_ratio(fit, later, tested)
@@ -180,53 +180,63 @@ def accepted_sequences(rounds: pd.DataFrame) -> list[tuple[str, np.ndarray]]:
     return list(zip(map(str, prompts), np.split(accepted, begins[1:]), strict=True))
 
 
-def same_alpha(sums: Mapping[int, pd.DataFrame], replicates: int = 2000, seed: int = 0) -> IidTest:
+def same_alpha(by_gamma: Mapping[int, pd.DataFrame], replicates: int = 2000, seed: int = 0) -> tuple[IidTest, Interval]:
     """Test whether gammas have the same alpha on the same prompts: the range of alpha over gammas, prompt bootstrap.
+    The size of the effect is alpha at the largest gamma less alpha at the smallest.
 
     The null law is that of the resampled deviations from the estimates, because gammas share prompts and often texts.
     Acceptance that varies with depth makes it reject, and so do differences between prompts, which weigh differently at
     each gamma. Only prompts that every gamma has count; n is their number.
 
-    sums: accepted and tested positions by prompt (index), for each gamma.
+    by_gamma: accepted and tested positions by prompt (index), for each gamma.
     """
-    table = pd.concat({gamma: each[["accepted", "tested"]] for gamma, each in sums.items()}, axis=1, join="inner")
-    n = len(table)
-    accepted, tested = (table.xs(name, axis=1, level=1).to_numpy() for name in ("accepted", "tested"))
-    if len(sums) < 2:
-        return IidTest(nan, nan, n, "there is one gamma only")
-    if n < 2:
-        return IidTest(nan, nan, n, "fewer than two prompts have all gammas")
-    if not tested.any(axis=0).all():
-        return IidTest(nan, nan, n, "no position was tested at one of the gammas")
-    alphas = accepted.sum(axis=0) / tested.sum(axis=0)
-    drawn = resampled_sums(np.concatenate([accepted, tested], axis=1), replicates, seed)
+    parts = [each[["accepted", "tested"]].add_suffix(f"_{gamma}") for gamma, each in by_gamma.items()]
+    table = pd.concat(parts, axis=1, join="inner")
+    n, reason = len(table), ""
+    if len(by_gamma) < 2:
+        reason = "there is one gamma only"
+    elif n < 2:
+        reason = "fewer than two prompts have all gammas"
+    elif not table.filter(like="tested_").any().all():
+        reason = "no position was tested at one of the gammas"
+    if reason:
+        return IidTest(nan, nan, n, reason), Interval(nan)
+
+    def alphas(sums: Columns) -> np.ndarray:  # [gammas, ...], from the smallest gamma on
+        return np.array([sums[f"accepted_{gamma}"] / sums[f"tested_{gamma}"] for gamma in sorted(by_gamma)])
+
+    observed, drawn = alphas(table.sum()), resampled_sums(table.to_numpy(dtype=float), replicates, seed)
     with np.errstate(divide="ignore", invalid="ignore"):
-        deviation = drawn[:, : len(sums)] / drawn[:, len(sums) :] - alphas
-    return _bootstrap_test(float(np.ptp(alphas)), np.ptp(deviation, axis=1), n)
+        deviation = alphas(dict(zip(table, drawn.T, strict=True))) - observed[:, None]
+    test = _bootstrap_test(float(np.ptp(observed)), np.ptp(deviation, axis=0), n)
+    return test, interval_of(table, lambda sums: alphas(sums)[-1] - alphas(sums)[0], DIFFERENCE, replicates)
 
 
-def implementation(rounds: pd.DataFrame, replay: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> IidTest:
-    """Test whether a run takes the rounds that its replay expects: measured tokens per round over the replay's.
+def implementation(
+    rounds: pd.DataFrame, replay: pd.DataFrame, replicates: int = 2000, seed: int = 0
+) -> tuple[IidTest, Interval]:
+    """Test whether a run takes the rounds that its replay expects: measured tokens per round over the replay's, which
+    is the size of the effect too.
 
     rounds: one gamma; replay: prompt, tokens, expected rounds along the same texts. Prompt bootstrap of the logarithm's
     deviation around 0. The statistic is the ratio; n counts prompts. ValueError if the replay lacks a prompt.
     Few prompts make it a little too eager: at 5% it rejects 6.4% under its null with 40 prompts, 5.1% with 100.
     """
-    measured = prompt_sums(rounds)[["tokens", "rounds"]]
-    expected = replay.groupby("prompt")[["tokens", "rounds"]].sum().reindex(measured.index)
-    if expected.isna().to_numpy().any():
-        raise ValueError(f"the replay lacks prompts, the first is {expected.index[expected.isna().any(axis=1)][0]!r}")
-    n = len(measured)
+    table = prompt_sums(rounds)[["tokens", "rounds"]]
+    table = table.join(replay.groupby("prompt")[["tokens", "rounds"]].sum().add_prefix("replay_"))
+    if table.isna().to_numpy().any():
+        raise ValueError(f"the replay lacks prompts, the first is {table.index[table.isna().any(axis=1)][0]!r}")
+
+    def ratio(sums: Columns) -> np.ndarray:
+        return sums["tokens"] / sums["rounds"] / (sums["replay_tokens"] / sums["replay_rounds"])
+
+    size, n = interval_of(table, ratio, replicates=replicates), len(table)
     if n < 2:
-        return IidTest(nan, nan, n, "one prompt cannot be resampled")
-    table = np.concatenate([measured.to_numpy(), expected.to_numpy()], axis=1)
-
-    def log_ratio(sums: np.ndarray) -> np.ndarray:
-        return np.log(sums[..., 0] / sums[..., 1] / (sums[..., 2] / sums[..., 3]))
-
-    observed = float(log_ratio(table.sum(axis=0)))
-    deviation = np.abs(log_ratio(resampled_sums(table, replicates, seed)) - observed)
-    return IidTest(float(np.exp(observed)), _bootstrap_test(abs(observed), deviation, n).p_value, n)
+        return IidTest(nan, nan, n, "one prompt cannot be resampled"), size
+    drawn = dict(zip(table, resampled_sums(table.to_numpy(), replicates, seed).T, strict=True))
+    deviation = np.abs(np.log(ratio(drawn) / size.estimate))
+    test = _bootstrap_test(float(np.abs(np.log(size.estimate))), deviation, n)
+    return replace(test, statistic=size.estimate), size
 
 
 def _bootstrap_test(observed: float, null: np.ndarray, n: int) -> IidTest:
@@ -260,11 +270,11 @@ def _tested(rounds: pd.DataFrame) -> tuple[int, str]:
     return tested, ""
 
 
-def _likelihood_ratio(fit: models.ModelFit, rounds: pd.DataFrame, n: int, boundary: bool = False) -> IidTest:
+def _likelihood_ratio(fit: estimates.ModelFit, rounds: pd.DataFrame, n: int, boundary: bool = False) -> IidTest:
     """Test a fit against the capped geometric, which has one parameter. On its boundary under the null a further one
     makes half of the null law 0 and half chi-squared.
     """
-    ratio = max(0.0, 2 * (fit.log_likelihood - models.capped_geometric(rounds).log_likelihood))
+    ratio = max(0.0, 2 * (fit.log_likelihood - estimates.capped_geometric(rounds).log_likelihood))
     p_value = float(stats.chi2.sf(ratio, len(fit.parameters) - 1))
     if boundary:
         p_value = 0.5 * p_value if ratio > 0 else 1.0
@@ -278,7 +288,7 @@ def ratio_effects(rounds: pd.DataFrame, replicates: int) -> dict[str, Interval]:
     """
     table = prompt_sums(rounds)[["accepted", "tested"]]
     depths = range(1, int(rounds["offered"].max()) + 1)
-    later = models.followers(rounds)
+    later = estimates.followers(rounds)
     counts = {"accepted": later["accepted"], "tested": later["accepted"] + later["rejected"]}
     previous = pd.DataFrame(
         {f"full_{name}": count * later["after_full"] for name, count in counts.items()}
@@ -331,33 +341,7 @@ def correlations(rounds: pd.DataFrame, refits: int) -> dict[str, Interval]:
     weights = np.concatenate([np.ones((1, prompts)), drawn])
     found = {}
     for name, units, prompt in (("mixing", rounds, of_round), ("prompts_beta", sums, np.arange(prompts))):
-        m, rho = models.refitted(np.tensordot(weights, models.beta_counts(units, prompt, prompts), 1)).T
+        m, rho = estimates.refitted(np.tensordot(weights, estimates.beta_counts(units, prompt, prompts), 1)).T
         known = 0 < m[0] < 1
         found[name] = Interval.of_replicates(rho, prompts, SHARE) if known else Interval(np.nan, prompts=prompts)
     return found
-
-
-def alpha_difference(by_gamma: Mapping[int, pd.DataFrame], replicates: int) -> Interval:
-    """Estimate alpha at the largest gamma less alpha at the smallest, over prompts that all gammas have.
-
-    by_gamma: accepted and tested positions by prompt (index), for each gamma.
-    """
-    parts = [each[["accepted", "tested"]].add_suffix(f"_{gamma}") for gamma, each in by_gamma.items()]
-    table = pd.concat(parts, axis=1, join="inner")
-
-    def difference(sums: Columns) -> np.ndarray:
-        high, low = (sums[f"accepted_{gamma}"] / sums[f"tested_{gamma}"] for gamma in (max(by_gamma), min(by_gamma)))
-        return high - low
-
-    return interval_of(table, difference, DIFFERENCE, replicates)
-
-
-def replay_ratio(rounds: pd.DataFrame, replay: pd.DataFrame, replicates: int) -> Interval:
-    """Estimate measured tokens per round over the replay's along the same texts."""
-    table = prompt_sums(rounds)[["tokens", "rounds"]]
-    table = table.join(replay.groupby("prompt")[["tokens", "rounds"]].sum().add_prefix("replay_"))
-
-    def ratio(sums: Columns) -> np.ndarray:
-        return sums["tokens"] / sums["rounds"] / (sums["replay_tokens"] / sums["replay_rounds"])
-
-    return interval_of(table, ratio, replicates=replicates)

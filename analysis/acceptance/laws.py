@@ -11,7 +11,7 @@ from math import nan
 
 import numpy as np
 
-from .models import refitted
+from .estimates import refitted
 
 NODES = 12  # of the quadrature over a prompt's alpha: exact for polynomials of degree 23
 EXACT = 512  # tokens of a text that are written one by one; expected rounds grow linearly beyond

@@ -1,7 +1,10 @@
-"""Says what a run tells about models of acceptance: tests of the i.i.d. model, which model fits, and prediction."""
+"""Says what a run tells about models of acceptance: tests of the i.i.d. model, which model fits, prediction, and the
+gamma that each would have chosen.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -11,19 +14,18 @@ from matplotlib.ticker import PercentFormatter
 
 from specdec.errors import UsageError
 
-from ..figures import pictures, style
-from ..intervals import SHARE, Columns, bootstrap
+from ..comparisons import best_in_words
+from ..figures import pictures, run_figures, style
+from ..intervals import SHARE, Columns, Interval, bootstrap, too_few
 from ..read.runs import Run
-from ..rounds import distinct_generations, prompt_sums
+from ..rounds import distinct_generations, drafted, prompt_sums
 from ..sections import Section, counted
-from .estimates import depth_sums, estimate_alpha, hazards
-from .iid_section import TITLE as INDEPENDENT
-from .iid_section import Evidence, tests_section
-from .models import beta_geometric, compare_models, followers
+from . import iid
+from .estimates import beta_geometric, compare_models, depth_sums, estimate_alpha, followers, hazards
 from .prediction import LABELS, HeldOutPrediction, Undetermined
 from .prediction_section import held_out, section_of
 
-FITTED = "Which model describes the rounds?"
+INDEPENDENT, FITTED = "Is acceptance independent and the same everywhere?", "Which model describes the rounds?"
 AIC_NAMES = LABELS | {"capped_geometric": "capped geometric (one alpha)", "markov": "previous round full or not"}
 RECORDED = (
     "The text was recorded and the run is its replay, so a replay neither predicts this run nor tests it: it would "
@@ -31,6 +33,45 @@ RECORDED = (
 )
 ONE_GAMMA = "It has lengths at one gamma only: nothing predicts another one, and no alpha of the text is known."
 REPLICATES, REFITS = 1000, 100  # of tests and fits, the same on every page that shows them
+SIGNIFICANT = 0.05
+NO_ORDER = "the source has no order of rounds"
+PERMUTATIONS, FEWER = 1999, 199  # of the memory test; fewer with very many rounds, where any memory shows
+MANY = 200_000  # rounds
+QUESTIONS = {  # test: question, reading of a rejection, reading of none
+    "depth": ("Does acceptance vary with depth?", "it varies with depth", "no sign that it does"),
+    "trend": ("Does it rise or fall with depth?", "it {direction} with depth", "no trend seen"),
+    "mixing": ("Do rounds differ?", "some rounds are easier than others, or depth matters", "no sign that they do"),
+    "prompts": ("Do prompts differ (chi-squared)?", "some prompts are easier than others", "no sign that they do"),
+    "prompts_beta": ("Do prompts differ (prompt beta)?", "some prompts are easier than others", "no sign that they do"),
+    "memory": ("Do neighbouring rounds resemble each other?", "they {likeness}", "no sign that they do"),
+    "previous_round": (
+        "Does it matter whether the round before was full?",
+        "alpha is {after} after a full round",
+        "no sign that it does",
+    ),
+    "same_alpha": ("Is alpha the same at every gamma?", "alpha differs between gammas", "no sign that it differs"),
+    "implementation": (
+        "Does the run take the rounds that its replay expects?",
+        "it takes {pace} rounds than expected",
+        "it does, as far as can be seen",
+    ),
+}
+MEANING = {  # test: the size of its effect
+    "depth": "acceptance at depth 2 and beyond, less that at depth 1",
+    "trend": "change of acceptance per depth",
+    "mixing": "correlation rho within a round (beta-geometric)",
+    "prompts": "design effect: variance of alpha over that of independent tests",
+    "prompts_beta": "correlation rho within a prompt (prompt beta)",
+    "memory": "correlation of neighbouring rounds of a prompt",
+    "previous_round": "alpha after a full round, less alpha after another",
+    "same_alpha": "alpha at the largest gamma, less that at the smallest",
+    "implementation": "tokens per round over the replay's",
+}
+FORETOLD = {  # line of a curve: its name; no replay among them: it reads the very texts that were measured
+    "capped_geometric": "capped geometric",
+    "position": "by position, fitted to the other prompts",
+    "predicted": "advice, before the run",
+}
 
 
 def model_sections(run: Run, replicates: int | None = None, refits: int | None = None) -> list[Section]:
@@ -66,15 +107,12 @@ def model_sections(run: Run, replicates: int | None = None, refits: int | None =
     own = None if replay is None else replay[(replay["kind"] == "own") & (replay["gamma"] == gamma)]
     done = shared[gamma]
     own = None if own is None or own.empty else own[own["prompt"].isin(done["prompt"])]
-    evidence = Evidence(
-        rounds=distinct_generations(done),
-        sums={depth: prompt_sums(distinct_generations(rounds)) for depth, rounds in shared.items()},
-        done=done,
-        replay=own,
-        no_replay=no_replay,
-        ordered=imported is None or imported.ordered,
-    )
-    largest = evidence.rounds if max(shared) == gamma else distinct_generations(shared[max(shared)])
+    distinct, ordered = distinct_generations(done), imported is None or imported.ordered
+    largest = distinct if max(shared) == gamma else distinct_generations(shared[max(shared)])
+    sums = {depth: prompt_sums(distinct_generations(rounds)) for depth, rounds in shared.items()}
+    untested = {} if ordered else dict.fromkeys(("memory", "previous_round"), NO_ORDER)
+    if own is None:
+        untested["implementation"] = no_replay
     along_baseline = None if replay is None else replay[replay["kind"] == "baseline"]
     prediction = stored_prediction(run)
     if prediction is None:
@@ -87,14 +125,99 @@ def model_sections(run: Run, replicates: int | None = None, refits: int | None =
         predicted = Section(predicted.title, (ONE_GAMMA,))
     made: list[Section] = []
     for title, make in (
-        (INDEPENDENT, lambda: tests_section(evidence, replicates, refits)),
-        (FITTED, lambda: fit_section(evidence.rounds, largest, run.title, replicates, evidence.ordered)),
+        (INDEPENDENT, lambda: tests_section(distinct, sums, done, own, untested, replicates, refits)),
+        (FITTED, lambda: fit_section(distinct, largest, run.title, replicates, ordered)),
     ):
         try:
             made.append(make())
         except ValueError as error:
             made.append(Section(title, (f"Not available: {error}.",)))
     return [*made, predicted]
+
+
+def tests_section(
+    rounds: pd.DataFrame,
+    sums: Mapping[int, pd.DataFrame],
+    done: pd.DataFrame,
+    replay: pd.DataFrame | None,
+    untested: Mapping[str, str],
+    replicates: int,
+    refits: int,
+) -> Section:
+    """Say what the tests of the i.i.d. model find at one gamma: what each asks, how large its effect is, what to beware
+    of.
+
+    Args:
+        rounds: distinct generations at that gamma; done: all of them.
+        sums: accepted and tested positions by prompt (index), at every gamma.
+        replay: expected rounds along the same texts.
+        untested: why a test is not made, by its name.
+    """
+    gamma = int(rounds["gamma"].iloc[0])
+    tests = iid.iid_tests(rounds, FEWER if len(rounds) > MANY else PERMUTATIONS)
+    tests["prompts_beta"], tests["previous_round"] = iid.prompts_beta(rounds), iid.previous_round(rounds)
+    sizes = iid.ratio_effects(rounds, replicates) | iid.correlations(rounds, refits)
+    tests["same_alpha"], sizes["same_alpha"] = iid.same_alpha(sums, replicates)
+    if replay is not None:
+        tests["implementation"], sizes["implementation"] = iid.implementation(done, replay, replicates)
+    for name, reason in untested.items():
+        tests[name], sizes[name] = iid.IidTest(nan, nan, 0, reason), Interval(nan)
+
+    lines = []
+    for name, (question, yes, no) in QUESTIONS.items():
+        test, size = tests[name], sizes[name]
+        up = size.estimate > 0
+        reading = f"not tested: {test.reason}" if isnan(test.p_value) else no
+        if test.p_value < SIGNIFICANT:
+            reading = yes.format(
+                direction="rises" if test.statistic > 0 else "falls",
+                likeness="do" if up else "alternate: a long round follows a short one",
+                after="higher" if up else "lower",
+                pace="fewer" if test.statistic > 1 else "more",
+            )
+        p_value = "< 0.001" if test.p_value < 0.001 else f"{Interval(test.p_value):.3f}"
+        statistic = f"{Interval(test.statistic):.3f}"
+        lines.append((question, statistic, p_value, reading, MEANING[name], f"{size:.3f}"))
+    caption = (
+        f"Tests of the i.i.d. capped-geometric model at gamma {gamma}: {counted(len(rounds), 'round')} of "
+        f"{counted(rounds['prompt'].nunique(), 'prompt')}. Size of the effect with its 95% prompt-bootstrap interval. "
+        "The last line tests the run's own rounds, not the model."
+    )
+    caution = (
+        "All tests but those of memory, the same alpha and the implementation take rounds as independent; the "
+        "intervals beside them resample prompts and do not."
+    )
+    if any(tests[name].p_value < SIGNIFICANT for name in ("prompts", "prompts_beta")):
+        caution = (
+            "Prompts differ. That alone can make the tests of depth, trend, mixing, the previous round and the same "
+            "alpha reject; the memory test compares rounds within their prompt and is not deceived. The intervals "
+            "resample prompts, so they say how sure a size is, but not what it comes from."
+        )
+    verdict = _verdict(tests, rounds["prompt"].nunique())
+    columns = ["question", "statistic", "p", "reading", "size of the effect", "estimate"]
+    return Section(INDEPENDENT, (verdict, caution), ((caption, pd.DataFrame(lines, columns=columns)),))
+
+
+def _verdict(tests: Mapping[str, iid.IidTest], prompts: int) -> str:
+    applied = {name: test for name, test in tests.items() if not isnan(test.p_value) and name != "implementation"}
+    rejecting = [name for name, test in applied.items() if test.p_value < SIGNIFICANT]
+    if not applied:
+        return "No test of the i.i.d. model applies to this run."
+    if few := too_few(prompts):
+        rejected = f"{len(rejecting)} of {len(applied)} tests reject it"
+        return f"Of these rounds alone {rejected}, which says nothing of the i.i.d. model: {few}."
+    if not rejecting:
+        return (
+            f"None of {len(applied)} tests rejects the i.i.d. model at {SIGNIFICANT:.0%}: acceptance may be independent"
+            " and the same at every depth, round and prompt, as far as these rounds can tell."
+        )
+    chance = 1 - (1 - SIGNIFICANT) ** len(applied)
+    by_chance = f" (one of so many does so by chance in up to {chance:.0%} of runs where the model is true)"
+    doubt = by_chance if len(rejecting) == 1 else ""
+    return (
+        f"{len(rejecting)} of {len(applied)} tests reject the i.i.d. model at {SIGNIFICANT:.0%}{doubt}: "
+        f"{', '.join(name.replace('_', ' ') for name in rejecting)}."
+    )
 
 
 def fit_section(rounds: pd.DataFrame, largest: pd.DataFrame, title: str, replicates: int, ordered: bool) -> Section:
@@ -195,3 +318,60 @@ def _optional(read: Callable[[], pd.DataFrame]) -> tuple[pd.DataFrame | None, st
         return read(), ""
     except UsageError as error:
         return None, str(error)
+
+
+def gamma_choice(run: Run) -> Section:
+    """Set measured speedup by gamma beside what was foretold: by the capped geometric with the alpha of the target's
+    own text, by acceptance at each position on prompts that it was not fitted to, and by advice.
+    """
+    measured, texts = run.points("speedup"), drafted(run.arms().texts)
+    lines = {name: values for name, values in run.lines("speedup").items() if name in FORETOLD}
+    columns = {"value": "measured", "value_low": "ci_low", "value_high": "ci_high"}
+    table = measured.set_index("gamma")[list(columns)].rename(columns=columns)
+    for name, values in lines.items():
+        table[FORETOLD[name]] = pd.Series(values, dtype=float)
+    caption = "Speedup by gamma: measured with 95% prompt-bootstrap intervals, and foretold"
+    seen = f"γ {table['measured'].idxmax()} is fastest as measured"
+    if formula := lines.get("capped_geometric"):
+        seen += f"; the formula would have chosen γ {max(formula, key=formula.__getitem__)}"
+    figure = run_figures.curve(
+        measured,
+        lines,
+        title=f"{seen}\n{run.title}",
+        ylabel="speedup over the baseline",
+        basis=run_figures.Basis(
+            texts["prompt"].nunique(), int(texts["rounds"].sum()), run.metrics.get("account/alpha")
+        ),
+        primary_gamma=run.primary_gamma,
+    )
+    tables = ((caption, table.reset_index().round(3)),)
+    words, unclear = choice_in_words(table), best_in_words(run.summary()["arms"])
+    words += f" As measured {unclear}." if unclear else ""
+    return Section(run.title, (words,), tables, (("gamma_choice", figure),)).beginning(run.refuted)
+
+
+def choice_in_words(table: pd.DataFrame) -> str:
+    """Name the best gamma as measured and by each other column, with the measured speedup that its choice gives.
+
+    table: index gamma; measured, ci_low, ci_high, a column per model.
+    """
+    best = int(table["measured"].idxmax())
+    speedup = float(table.at[best, "measured"])
+    measured = f"gamma {best} is fastest as measured (speedup {speedup:.3f})"
+    if speedup < 1:
+        measured += ", and slower than no drafter at all"
+    choices = []
+    for name in table.columns.drop(["measured", "ci_low", "ci_high"]):
+        foretold = table[name].dropna()
+        if foretold.empty:
+            continue
+        chosen = int(foretold.idxmax())
+        promise = f"promises {foretold[chosen]:.3f}"
+        got = float(table.at[chosen, "measured"])
+        if chosen == best:
+            choices.append(f"{name} chooses it too ({promise})")
+        else:
+            choices.append(f"{name} chooses gamma {chosen} ({promise}, gives {got:.3f}, {1 - got / speedup:.1%} less)")
+    advice = FORETOLD["predicted"]
+    lacking = "" if advice in table and table[advice].notna().any() else " No advice was asked for before this run."
+    return f"{'; '.join([measured, *choices])}.{lacking}"

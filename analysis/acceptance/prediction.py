@@ -27,10 +27,10 @@ from scipy import sparse
 
 from specdec.config import PLAIN
 
-from ..intervals import FEWEST, LEVEL, RELATIVE, Interval, Range, interval_of, per_round
+from ..intervals import FEWEST, LEVEL, RELATIVE, Interval, interval_of, per_round
 from ..rounds import Arms, distinct_generations, drafted
+from .estimates import exceeding
 from .laws import LAWS, grouped_counts, offer_chances, rounds_by_law
-from .models import exceeding
 from .stretches import StretchesFit, fit_stretches, make_trace
 
 LABELS = {
@@ -47,7 +47,6 @@ LABELS = {
 CHOICE = ("stretches", "markov", "capped_geometric.mle")  # the model that is recommended: the first that was tried
 SPLITS, SEED = 5, 0  # of the prompts into halves; what draws them
 ROUNDING = 1e-9  # errors below are equality: an exact replay misses by rounding alone
-ENDS = ("", "_low", "_high")  # of the columns of a value and its bounds
 FEW_ROUNDS = 60  # in a half; fewer say nothing of how texts differ
 
 RoundsOf = Callable[[int, np.ndarray], np.ndarray]  # gamma, lengths [U] -> expected rounds of such texts [B, U]
@@ -123,6 +122,7 @@ def predict(
     fitted = [name for name in tried if name != "replay"]
     expected = [halves.expected(fitted, weights if not number else weights[:1], side, written)
                 for number, side in enumerate(sides)]  # fmt: skip
+    counted = len(prompts) if len(weights) > 1 else 0  # without replicates there are no bounds
     lines = []
     for gamma, of_gamma in written.items():
         counts = pd.DataFrame({"tokens": of_gamma.tokens, "rounds": of_gamma.rounds})
@@ -140,13 +140,16 @@ def predict(
                 predicted = by_split[0] + np.mean([one[0] for one in by_split]) - by_split[0][0]
                 predicted = np.clip(predicted, possible.low, possible.high)  # replicates beyond, moved by the mean
                 errors = [float(one[0] / tau[0] - 1) for one in by_split]
-                bounds = (measured.estimate, measured.low, measured.high)
-                foretold = _bounded(predicted, len(prompts), possible)
-                error = _bounded(predicted / tau - 1, len(prompts), RELATIVE)
-                lines.append((name, gamma, *foretold, *bounds, *error, min(errors), max(errors)))
-    columns = ["model", "gamma", *(f"predicted{end}" for end in ENDS)]
-    columns += ["measured", "ci_low", "ci_high", *(f"error{end}" for end in ENDS), "split_low", "split_high"]
-    table = pd.DataFrame(lines, columns=columns)
+                lines.append(
+                    {
+                        **{"model": name, "gamma": gamma},
+                        **Interval.of_replicates(predicted, counted, possible).as_columns("predicted"),
+                        **{"measured": measured.estimate, "ci_low": measured.low, "ci_high": measured.high},
+                        **Interval.of_replicates(predicted / tau - 1, counted, RELATIVE).as_columns("error"),
+                        **{"split_low": min(errors), "split_high": max(errors)},
+                    }
+                )
+    table = pd.DataFrame(lines)
     # Few prompts may hold no round of the kind that a parameter is estimated from, in one half or both.
     for name in table.loc[table["error"].isna(), "model"].unique():
         left_out[str(name)] = "a half of the prompts does not determine it"
@@ -185,12 +188,6 @@ def _replayed(replay: pd.DataFrame, gamma: int, prompts: list[str], weights: np.
         raise ValueError(f"the replay at gamma {gamma} lacks prompts that the rounds table has")
     totals = weights @ sums.to_numpy(dtype=float)
     return totals[:, 0] / totals[:, 1]
-
-
-def _bounded(values: np.ndarray, prompts: int, within: Range) -> tuple[float, float, float]:
-    """Return the value of the data, first of [1 + B], and its bounds; NaN without replicates."""
-    made = Interval.of_replicates(values, prompts if len(values) > 1 else 0, within)
-    return made.estimate, made.low, made.high
 
 
 def _shared(arms: Arms) -> Arms:

@@ -14,7 +14,7 @@ from ..intervals import Interval, too_few
 from ..read.runs import Run
 from ..sections import Section, counted
 from .gap_account import EXACT, TIMED, Account
-from .run_account import GroupAccount, account_sums
+from .run_account import account_sums
 from .verdicts import explained, formula_verdict, losses, time_split, verdict
 
 SHOWN_PROMPTS = 5  # of the slowest, and of the fastest
@@ -62,26 +62,26 @@ def time_table(account: Account) -> pd.DataFrame:
     return table.assign(ms=1e3 * times * account.t1_s, share=times / total)
 
 
-def group_table(groups: Sequence[GroupAccount], by: str) -> pd.DataFrame:
+def group_table(groups: Sequence[Account], by: str) -> pd.DataFrame:
     """Return a line per group: prompts, alpha, factors, speedup with its interval, and which of `causes` costs most."""
     return pd.DataFrame(
         [
             {
-                by: group.name,
-                "prompts": group.account.prompts,
-                "alpha": group.account.alpha if group.own_alpha else nan,
-                **group.account.factors,
-                "speedup": group.account.intervals["speedup"],
-                "costs most": losses(group.account).largest or "none",
+                by: group.group,
+                "prompts": group.prompts,
+                "alpha": group.alpha if group.own_alpha else nan,
+                **group.factors,
+                "speedup": group.intervals["speedup"],
+                "costs most": losses(group).largest or "none",
             }
             for group in groups
         ]
     )
 
 
-def without_alpha(groups: Sequence[GroupAccount], by: str) -> tuple[str, ...]:
+def without_alpha(groups: Sequence[Account], by: str) -> tuple[str, ...]:
     """Name the groups whose texts gave no alpha, in a sentence; empty where all gave one."""
-    names = [group.name for group in groups if not group.own_alpha]
+    names = [group.group for group in groups if not group.own_alpha]
     if not names:
         return ()
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -101,12 +101,12 @@ def account_sections(run: Run) -> list[Section]:
     sections = [account_section(account, run)]
     groups = sums.by("category")
     if len(groups) > 1:
-        worst, *_, best = sorted(groups, key=lambda group: group.account.speedup)
-        paying = sum(group.account.speedup > 1 for group in groups)
+        worst, *_, best = sorted(groups, key=lambda group: group.speedup)
+        paying = sum(group.speedup > 1 for group in groups)
         sentence = (
             f"The speedup is above 1 in {paying} of {len(groups)} categories: from "
-            f"{explained(worst.account.intervals['speedup'])} in {worst.name} to "
-            f"{explained(best.account.intervals['speedup'])} in {best.name}."
+            f"{explained(worst.intervals['speedup'])} in {worst.group} to "
+            f"{explained(best.intervals['speedup'])} in {best.group}."
         )
         caption = "The account of each category, under its own alpha; intervals of the speedup over its prompts"
         table = group_table(groups, "category")
@@ -114,7 +114,7 @@ def account_sections(run: Run) -> list[Section]:
         sections.append(Section("The account by category", text, ((caption, table),)))
     if account.prompts > 1:
         groups = sums.by("prompt")
-        speedups = np.array([group.account.speedup for group in groups])
+        speedups = np.array([group.speedup for group in groups])
         shown = min(SHOWN_PROMPTS, len(groups) // 2)
         order = [groups[place] for place in np.argsort(speedups, kind="stable")]
         sentence = (

@@ -7,7 +7,7 @@ imported files have them, have the factors of acceptance alone, whose product is
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import nan, prod
 from typing import Any, NamedTuple
@@ -129,6 +129,8 @@ class Account:
     # True if alpha is the mean over positions of the text, False if it was fitted to the same rounds
     alpha_of_text: bool = True
     doubt: str = ""  # why its times give no verdict and have no interval, as a clause; "" where they do
+    group: str = ""  # the category or prompt that it is of; "" for all
+    own_alpha: bool = True  # False for a group whose texts gave none: it has that of the run
 
     def value(self, name: str) -> float:
         """Return one of the `account_values` of the data."""
@@ -157,13 +159,6 @@ class Account:
     def replayed(self) -> bool:
         """True where nothing is left that a replay would tell from dependence."""
         return "drift" in self.factors or "depth" in self.factors
-
-    def without_verdict(self, doubt: str) -> "Account":
-        """Return the account without intervals of what was timed; itself where there is no doubt."""
-        if not doubt:
-            return self
-        timed = {name: Interval(self.value(name)) for name in TIMED if name in self.intervals}
-        return replace(self, intervals=self.intervals | timed, doubt=doubt)
 
     def named(self, factor: str) -> Factor:
         """Return the words for a factor or for `loop`; without a replay dependence and drift are one factor."""
@@ -334,6 +329,7 @@ def gap_account(
     alpha: float = nan,
     replicates: int = 10_000,
     alpha_of_text: bool = True,
+    doubt: str = "",
 ) -> Account:
     """Return the account of the prompts in `table`, an `account_table` of a run or of a part of its prompts, or the
     sums of an imported file. ValueError if times are not positive.
@@ -342,6 +338,7 @@ def gap_account(
         t1_s: seconds of the target's call on one token; None where nothing was timed.
         alpha: used where the table has no sums of alpha; it is held fixed in the intervals.
         alpha_of_text: False if alpha was fitted to the same rounds.
+        doubt: why what was timed gives no verdict, and so gets no interval.
     """
     if t1_s is not None and not (t1_s > 0 and table["verify_s"].sum() > 0 and table["baseline_round_s"].sum() > 0):
         raise ValueError("the account needs positive times: t1, verification, and the baseline's rounds")
@@ -353,8 +350,10 @@ def gap_account(
     }
     values = partial(account_values, gamma=gamma, alpha=alpha, t1_s=t1_s)
     intervals = bootstrap(table, values, replicates, ranges=ranges)
+    if doubt:
+        intervals |= {name: Interval(value.estimate) for name, value in intervals.items() if name in TIMED}
     names = [
         name for factor in FACTORS for name in (PARTS if factor == "dependence" and "depth" in intervals else (factor,))
     ]
     factors = {name: intervals[name].estimate for name in names if name in intervals}
-    return Account(gamma, len(table), factors, intervals, nan if t1_s is None else t1_s, alpha_of_text)
+    return Account(gamma, len(table), factors, intervals, nan if t1_s is None else t1_s, alpha_of_text, doubt)

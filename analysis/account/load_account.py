@@ -12,17 +12,8 @@ import pandas as pd
 from specdec.errors import UsageError
 
 from ..comparisons import printed
-from ..cost.load_forecast import (
-    PlainCurve,
-    Speculating,
-    Unknowns,
-    by_length,
-    draft_ms,
-    forecast,
-    forecast_once,
-    held_slots,
-    off_load,
-)
+from ..cost import load_forecast
+from ..cost.load_forecast import PlainCurve, Speculating, Unknowns, draft_ms, forecast, forecast_once, held_slots
 from ..engines.vllm_flags import batch_schedule
 from ..read.load_points import COLUMNS, Gauges, LoadTests, ServerFacts
 from ..sections import Section
@@ -372,8 +363,8 @@ def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculati
     table: the server's points; empty where the curve is of other prompts than measured.
     """
     made = forecast(curve, at)
-    off, low, high = (off_load(made, column) for column in ("gain", "gain_low", "gain_high"))
-    unlimited = off_load(forecast(curve, replace(at, admitted=inf)))
+    off, low, high = (load_forecast.off_load(made, column) for column in ("gain", "gain_low", "gain_high"))
+    unlimited = load_forecast.off_load(forecast(curve, replace(at, admitted=inf)))
     largest, lost = curve.loads[-1], at.gamma + 1 - at.tokens
     if isinf(off):
         answer = f"{server} pays at every load up to {largest:.0f} in flight"
@@ -399,7 +390,7 @@ def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculati
     if curve is not curve.measured:
         heading += f" with prompts of {curve.prompt:,.0f} tokens"
         text.append(_unmeasured(curve))
-    lengths = by_length(curve, at)
+    lengths = load_forecast.by_length(curve, at)
     text.append(_schedule(curve, at, lengths["gain"]))
     compared = made.merge(table, on="in_flight", how="left", suffixes=("", "_measured"))
     shown = {"in flight": made["in_flight"].astype(int), "running": made["running"].map("{:.0f}".format)}

@@ -12,7 +12,7 @@ between texts, dependence along a text, and what a draft's depth does.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -27,15 +27,6 @@ from ..intervals import SHARE, Columns, Interval, bootstrap, per_round
 from ..read.runs import Run
 from ..rounds import Arms, distinct_generations, prompt_categories, prompt_sums
 from .gap_account import Account, account_table, gap_account, shared_alpha
-
-
-@dataclass(frozen=True)
-class GroupAccount:
-    """The account of a category or prompt; `own_alpha` is False where its texts gave none."""
-
-    name: str
-    account: Account
-    own_alpha: bool
 
 
 @dataclass(frozen=True)
@@ -108,7 +99,7 @@ class AccountSums:
         """Return the account of the whole run."""
         return self._made(self.table, self.work.t1_s)
 
-    def by(self, by: Literal["category", "prompt"]) -> list[GroupAccount]:
+    def by(self, by: Literal["category", "prompt"]) -> list[Account]:
         """Return the account of each category or prompt, in the order of names."""
         names = self.table.index.to_series()
         if by == "category":
@@ -120,13 +111,12 @@ class AccountSums:
                 part = part.drop(columns=["alpha_numerator", "alpha_denominator"], errors="ignore")
             calls = self.work.plain[BASELINE].loc[part.index].sum()
             account = self._made(part, float(calls["verify_s"] / calls["rounds"]))
-            groups.append(GroupAccount(str(name) or "none", account, own))
+            groups.append(replace(account, group=str(name) or "none", own_alpha=own))
         return groups
 
     def _made(self, table: pd.DataFrame, t1_s: float) -> Account:
         work = self.work
-        account = gap_account(table, self.gamma, t1_s, work.alpha, self.replicates, work.alpha_of_text)
-        return account.without_verdict(work.machine.doubt)
+        return gap_account(table, self.gamma, t1_s, work.alpha, self.replicates, work.alpha_of_text, work.machine.doubt)
 
 
 def account_sums(run: Run, gamma: int | None = None) -> AccountSums:

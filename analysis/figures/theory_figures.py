@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from specdec.theory.speedup import OptimalGamma, operations, optimal_gamma, oracle_gain, oracle_speedup, speedup
+from specdec.theory import capped_geometric as model
 
 from ..intervals import Interval
 from . import pictures, style
@@ -39,14 +39,14 @@ class Standing:
     operations: float = nan  # per token over plain decoding's, as evaluated; NaN for a target that does no arithmetic
 
     @property
-    def best(self) -> OptimalGamma:
+    def best(self) -> model.OptimalGamma:
         """The best fixed gamma by the capped geometric at this alpha and c, `LONGEST` at most."""
-        return optimal_gamma(self.alpha, self.c, max_gamma=LONGEST)
+        return model.optimal_gamma(self.alpha, self.c, max_gamma=LONGEST)
 
     @property
     def expected(self) -> float:
         """The speedup that the capped geometric gives at this gamma."""
-        return float(speedup(self.alpha, self.gamma, self.c))
+        return float(model.speedup(self.alpha, self.gamma, self.c))
 
 
 def standing_in_words(here: Standing) -> tuple[str, str]:
@@ -63,11 +63,11 @@ def standing_in_words(here: Standing) -> tuple[str, str]:
     else:
         gain = best.speedup / here.expected - 1
         choice += f" and of {best.speedup:.3f} for γ {best.gamma}, its best: {gain:+.1%}."
-    oracle = float(oracle_speedup(here.alpha, here.c))
+    oracle = float(model.oracle_speedup(here.alpha, here.c))
     more = (
         f"An oracle that drafts in each round just what will be accepted would reach {oracle:.3f}, "
-        f"{oracle_gain(here.alpha, here.c, LONGEST) - 1:+.1%} over the best fixed γ: the most that any choice of γ by "
-        "round can add."
+        f"{model.oracle_gain(here.alpha, here.c, LONGEST) - 1:+.1%} over the best fixed γ: the most that any choice of "
+        "γ by round can add."
     )
     return choice, more
 
@@ -85,7 +85,7 @@ def best_gamma(here: Standing | None = None) -> Figure:
     figure, axes = style.new_figure(seen, _caption(caption, here))
     top = 20 if here is None else max(20, here.gamma + 3, min(best + 3, MOST))
 
-    _lines_over_costs(axes, lambda alpha, c: optimal_gamma(alpha, c).gamma, top, here)
+    _lines_over_costs(axes, lambda alpha, c: model.optimal_gamma(alpha, c).gamma, top, here)
     if here is not None:
         if here.c > 0:  # else every longer draft is better
             _ring(axes, here, min(best, top), f"the capped geometric's best: γ = {best}")
@@ -113,8 +113,8 @@ def speedup_and_operations(here: Standing | None = None) -> Figure:
         seen += f"; operations ×{here.operations:.2f}" if isfinite(here.operations) else ""
     figure, panels = style.new_panels(seen, _caption(caption, here), 7.2, 2, sharex=True)
     above, below = panels[:, 0]
-    fast = {gamma: np.asarray(speedup(ALPHAS, gamma, c)) for gamma in gammas}
-    much = {gamma: np.asarray(operations(ALPHAS, gamma, c_ops)) for gamma in gammas}
+    fast = {gamma: np.asarray(model.speedup(ALPHAS, gamma, c)) for gamma in gammas}
+    much = {gamma: np.asarray(model.operations(ALPHAS, gamma, c_ops)) for gamma in gammas}
     for axes, lines in ((above, fast), (below, much)):
         for gamma, colour in zip(gammas, pictures.shades(len(gammas)), strict=True):
             own = here is not None and gamma == here.gamma
@@ -126,7 +126,7 @@ def speedup_and_operations(here: Standing | None = None) -> Figure:
     if here is not None:
         ends = (here.speedup.estimate, here.speedup.high, here.expected)
         highest = max(highest, *(each for each in ends if isfinite(each)))
-        much_here = float(operations(here.alpha, here.gamma, c_ops))
+        much_here = float(model.operations(here.alpha, here.gamma, c_ops))
         for axes, expected in ((above, here.expected), (below, much_here)):
             _ring(axes, here, expected, f"capped geometric: {expected:.2f}")
         if isfinite(here.speedup.estimate):
@@ -151,13 +151,13 @@ def oracle_bound(here: Standing | None = None) -> Figure:
     )
     seen = f"Varying γ by round could add {ORACLE_LIMIT - 1:.0%} at most, whatever α and c"
     if here is not None:
-        seen = f"Varying γ by round could add {oracle_gain(here.alpha, here.c, LONGEST) - 1:.0%} at most"
+        seen = f"Varying γ by round could add {model.oracle_gain(here.alpha, here.c, LONGEST) - 1:.0%} at most"
     figure, axes = style.new_figure(seen, _caption(caption, here))
-    _lines_over_costs(axes, lambda alpha, c: oracle_gain(alpha, c, LONGEST), ORACLE_LIMIT, here)
+    _lines_over_costs(axes, lambda alpha, c: model.oracle_gain(alpha, c, LONGEST), ORACLE_LIMIT, here)
     pictures.level(axes, ORACLE_LIMIT)
     axes.annotate(f"at most {ORACLE_LIMIT:.2f}", (0.01, ORACLE_LIMIT), xytext=(2, 4), textcoords="offset points")
     if here is not None:
-        gain = oracle_gain(here.alpha, here.c, LONGEST)
+        gain = model.oracle_gain(here.alpha, here.c, LONGEST)
         _dot(axes, here, gain, f"this run: {gain:.2f}")
     axes.set(xlabel=ALPHA, ylabel="oracle over best fixed γ", xlim=(0, 1), ylim=(0.98, 1.68))
     style.legend_above(axes, 3)

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from specdec.config import BASELINE, NULL, ORIGINAL
-from specdec.theory.speedup import operations
+from specdec.theory.capped_geometric import operations
 
 from ..acceptance.iid import IidTest, iid_tests
 from ..acceptance.prediction import HeldOutPrediction, Undetermined

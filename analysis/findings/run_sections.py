@@ -20,7 +20,7 @@ from specdec.theory.roofline import Product
 from ..account.verdicts import CAPPED_GEOMETRIC, curve_verdict
 from ..comparisons import best_in_words
 from ..cost.cost_figure import cost_figure
-from ..cost.cost_report import CostReport, cost_report, experts_in_words, experts_table, intensity_table
+from ..cost.cost_report import CostReport, experts_in_words, experts_table, intensity_table
 from ..engines.measured_drafter import Alone, Measured
 from ..engines.recommendation import Recommendation, recommend
 from ..figures import run_figures, theory_figures

@@ -1,22 +1,33 @@
-"""Checks of published figures: what a paper prints is set against what follows from its other columns.
+"""Reads published figures, and sets what a paper prints against what follows from its other columns.
 
-Takes the table of `published.load_published`. Every printed figure stands for all values that round to it: a
-disagreement counts only if no such values agree. The last digit of a column is the last that any of its rows has.
+The figures come along in `published.csv` (columns in COLUMNS): facts, each line with its source; what was not read in
+the source itself says so in its note. A new figure is a new line in that file and nothing else: every table and check
+finds it by its metric. Whoever has other figures names a file of their own. Every printed figure stands for all values
+that round to it: a disagreement counts only if no such values agree. The last digit of a column is the last that any of
+its rows has.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from math import nan, prod
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 
-from specdec.theory.capped_geometric import product_identity, tokens_per_round, tokens_per_round_rows
-from specdec.theory.speedup import optimal_gamma, speedup
+from specdec.errors import UsageError
+from specdec.theory import capped_geometric as model
 
-from .published import LEVIATHAN
-
+COLUMNS = (
+    *("source", "table", "model_target", "model_draft", "task", "temperature", "gamma"),
+    *("metric", "value", "unit", "note"),
+)
+SHIPPED = Path(__file__).parent / "published.csv"
+LEVIATHAN = "2211.17192"
+TABLE_1 = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))  # alpha, gamma; c and c_ops are 0
+ROUNDING = 0.005 + 1e-9  # of a value printed with two decimals
 SETTING = ["source", "table", "target", "drafter", "task", "temperature", "gamma"]
 KEY = [*SETTING, "variant"]
 VARIANT = r"(K=\d+ drafts|lenience l=[\d.]+|batch [2-9])"  # rows that differ in nothing but their note
@@ -32,6 +43,72 @@ ELSEWHERE = {  # (part of the source, table): what uses its figures beside the c
     ("2401.15077", "Table 5"): "positions",  # the chains whose positions Table 2 prints
 }
 YES, INPUTS, NO = "yes", "within the rounding of its inputs", "no"
+
+
+def load_published(path: Path | str = SHIPPED) -> pd.DataFrame:
+    """Return the figures of a CSV, one per line: those that come along, or those of `path`. UsageError if the file is
+    missing, is no table, or lacks a column.
+    """
+    try:
+        table = pd.read_csv(path, dtype={"value": str, "gamma": str})  # as printed: 3.40 is more exact than 3.4
+    except FileNotFoundError:
+        raise UsageError(f"The file of published figures {path} does not exist.") from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"The file of published figures {path} cannot be read: {error}.") from None
+    missing = [column for column in COLUMNS if column not in table.columns]
+    if missing:
+        raise UsageError(f"The file of published figures {path} lacks the columns {', '.join(missing)}.")
+    return table
+
+
+def leviathan_table_1(published: pd.DataFrame) -> pd.DataFrame:
+    """Recompute Table 1 of Leviathan et al.: operations (Theorem 3.11) and speedup (3.8) for a free drafter.
+
+    operations_printed and speedup_printed are those of `published` (see `load_published`), NaN where it has none;
+    agrees: both lie within the rounding of two decimals.
+    """
+    table = pd.DataFrame(TABLE_1, columns=["alpha", "gamma"])
+    table["operations"] = model.operations(table["alpha"].to_numpy(), table["gamma"].to_numpy(), 0.0)
+    table["speedup"] = model.speedup(table["alpha"].to_numpy(), table["gamma"].to_numpy(), 0.0)
+    metrics = {"operations_factor": "operations", "speedup_ideal": "speedup"}
+    printed = {}
+    for row in _of_leviathan(published, "Table 1", list(metrics)).itertuples():
+        alpha = re.search(r"\balpha=([0-9.]+)", str(row.note))  # the file has it in the note
+        if alpha:
+            printed[metrics[row.metric], float(alpha[1]), int(row.gamma)] = float(row.value)
+    for name in ("operations", "speedup"):
+        values = [printed.get((name, *key)) for key in TABLE_1]
+        table[f"{name}_printed"] = pd.Series(values, dtype=float)
+    gaps = [(table[name] - table[f"{name}_printed"]).abs() <= ROUNDING for name in ("operations", "speedup")]
+    return table.assign(agrees=gaps[0] & gaps[1])
+
+
+def _of_leviathan(published: pd.DataFrame, table: str, metrics: list[str]) -> pd.DataFrame:
+    source = published["source"].astype(str).str.contains(LEVIATHAN, regex=False)
+    return published[source & (published["table"] == table) & published["metric"].isin(metrics)]
+
+
+def leviathan_table_3(published: pd.DataFrame) -> pd.DataFrame:
+    """Return the printed alphas of Leviathan et al., Table 3: target, drafter, task, temperature, alpha."""
+    rows = _of_leviathan(published, "Table 3", ["alpha"])
+    columns = {"target": str, "drafter": str, "task": str, "temperature": float, "alpha": float}
+    renamed = rows.rename(columns={"model_target": "target", "model_draft": "drafter", "value": "alpha"})
+    return renamed[list(columns)].astype(columns).reset_index(drop=True)
+
+
+def table_1_in_words(table: pd.DataFrame) -> str:
+    """Say in one sentence whether the printed Table 1 agrees with its formulas."""
+    absent = int(table[["operations_printed", "speedup_printed"]].isna().any(axis=1).sum())
+    if absent == len(table):
+        return "The file of published figures has no row of Leviathan's Table 1."
+    known = table[table[["operations_printed", "speedup_printed"]].notna().all(axis=1)]
+    agree = int(known["agrees"].sum())
+    missing = f"; {absent} rows are not in the file" if absent else ""
+    if agree == len(known):
+        return f"All {agree} rows of Table 1 agree with the formulas to the printed decimals{missing}."
+    off = known[~known["agrees"]]
+    where = ", ".join(f"alpha {row.alpha:g} gamma {row.gamma}" for row in off.itertuples())
+    return f"{agree} of {len(known)} rows of Table 1 agree with the formulas; not {where}{missing}."
 
 
 def printed_figures(published: pd.DataFrame) -> pd.DataFrame:
@@ -92,7 +169,7 @@ def solved_alpha(tokens: float, gamma: int) -> float:
     """Solve Omega(alpha, gamma) = tokens for alpha; NaN outside 1 to gamma + 1 tokens, where there is none."""
     if not 1 <= tokens <= gamma + 1:
         return nan
-    return float(brentq(lambda alpha: float(tokens_per_round(alpha, gamma)) - tokens, 0.0, 1.0, xtol=1e-12))
+    return float(brentq(lambda alpha: float(model.tokens_per_round(alpha, gamma)) - tokens, 0.0, 1.0, xtol=1e-12))
 
 
 def predictions(figures: pd.DataFrame) -> pd.DataFrame:
@@ -105,7 +182,7 @@ def predictions(figures: pd.DataFrame) -> pd.DataFrame:
         gamma = key[KEY.index("gamma")]
 
         def formula(alpha: float, c: float, gamma: int = gamma) -> float:
-            return float(speedup(alpha, gamma, c)) if gamma else optimal_gamma(alpha, c).speedup
+            return float(model.speedup(alpha, gamma, c)) if gamma else model.optimal_gamma(alpha, c).speedup
 
         inputs = ["alpha", COST]
         rows.append((*key, *row[inputs], *_compared(row, "speedup_predicted", inputs, formula)))
@@ -127,15 +204,15 @@ def ceilings(figures: pd.DataFrame) -> pd.DataFrame:
             continue
         alpha, measured = row["alpha"], row["speedup_measured"]
         least, most = measured - row["speedup_measured.half"], min(1.0, alpha + row["alpha.half"])
-        omega, limit = float(tokens_per_round(alpha, gamma)), float(tokens_per_round(alpha, np.inf))
+        omega, limit = float(model.tokens_per_round(alpha, gamma)), float(model.tokens_per_round(alpha, np.inf))
         exceeds = "limit" if measured > limit else "omega" if measured > omega else ""
-        ceiling = float(tokens_per_round(most, gamma if exceeds == "omega" else np.inf))
+        ceiling = float(model.tokens_per_round(most, gamma if exceeds == "omega" else np.inf))
         surely = bool(exceeds) and least > ceiling
         c, half = (figures.at[key, name] if name in figures else nan for name in (COST, f"{COST}.half"))
         formula, beyond = nan, ""
         if not np.isnan(c):
-            formula = float(speedup(alpha, gamma, c))
-            highest = float(speedup(most, gamma, max(0.0, c - half)))
+            formula = float(model.speedup(alpha, gamma, c))
+            highest = float(model.speedup(most, gamma, max(0.0, c - half)))
             beyond = YES if least > highest else INPUTS if measured > formula else NO
         needed = solved_alpha(measured * (1 + gamma * c), gamma)
         rows.append((*key, alpha, measured, omega, limit, exceeds, surely, formula, beyond, needed))
@@ -195,7 +272,7 @@ def lengths(figures: pd.DataFrame) -> pd.DataFrame:
                 tokens, half, gamma = row["tokens_per_round"], row["tokens_per_round.half"], row["gamma"]
                 bounds.append([solved_alpha(value, gamma) for value in (tokens - half, tokens, tokens + half)])
             (low, alpha, high), (low_long, alpha_long, high_long) = bounds
-            expected = float(tokens_per_round(alpha, long["gamma"]))
+            expected = float(model.tokens_per_round(alpha, long["gamma"]))
             agree = low <= high_long and low_long <= high
             error = expected / long["tokens_per_round"] - 1
             values = (long["gamma"], alpha, alpha_long, expected, long["tokens_per_round"], error, agree)
@@ -221,12 +298,12 @@ def positions(figures: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for key, row in figures[names].dropna(how="all").iterrows():
         rates = row.dropna().to_numpy()
-        one = float(tokens_per_round(rates[0], len(rates)))
+        one = float(model.tokens_per_round(rates[0], len(rates)))
         setting = dict(zip(KEY, key, strict=True))
         *shared, drafter = (setting[name] for name in where)
         own = tokens_printed.get((*shared, drafter), nan) if setting["gamma"] else nan
         measured = tokens_printed.get((*shared, f"{drafter} chain"), own)
-        tokens = float(product_identity(rates))
+        tokens = float(model.product_identity(rates))
         errors = tokens / measured - 1, one / measured - 1
         rows.append((*key, len(rates), rates[0], rates[-1], tokens, one, measured, *errors))
     columns = ["depth", "first", "last", "product", "one_alpha", "printed", "product_error", "one_alpha_error"]
@@ -272,7 +349,7 @@ def several_drafts(figures: pd.DataFrame) -> pd.DataFrame:
         solved_alpha(*pair) for pair in zip(table["tokens_per_round_single"], table["gamma"], strict=True)
     ]
     table["expected"] = [
-        float(tokens_per_round_rows(row.alpha, row.gamma, int(row.drafts))) for row in table.itertuples()
+        float(model.tokens_per_round_rows(row.alpha, row.gamma, int(row.drafts))) for row in table.itertuples()
     ]
     table["error"] = table["expected"] / table["tokens_per_round"] - 1
     return table.rename(columns={"tokens_per_round": "printed"})[

@@ -17,7 +17,7 @@ from specdec.errors import UsageError
 
 from ..figures import style
 from ..intervals import Interval
-from ..papers.published import ROUNDING
+from ..papers.paper_tables import ROUNDING
 from ..read.find_runs import load_runs, open_run, open_runs
 from ..read.runs import Run
 from ..sections import counted
@@ -117,7 +117,7 @@ def measured_figures(table: pd.DataFrame) -> list[Figure]:
 
 
 def printed_figures(printed: pd.DataFrame) -> list[Figure]:
-    """Draw a figure per target of `published.leviathan_table_3`."""
+    """Draw a figure per target of `paper_tables.leviathan_table_3`."""
     return [
         alpha_figure(part, f"Leviathan et al., Table 3: {target}, {part['task'].iloc[0]}", "As printed; no intervals.")
         for target, part in printed.groupby("target", sort=False)
@@ -171,7 +171,7 @@ def temperature_in_words(table: pd.DataFrame) -> str:
 
 
 def printed_in_words(printed: pd.DataFrame) -> str:
-    """Say what the paper prints (`published.leviathan_table_3`), or that there is nothing."""
+    """Say what the paper prints (`paper_tables.leviathan_table_3`), or that there is nothing."""
     if printed.empty:
         return "The file of published figures has no row of Leviathan's Table 3."
     ngrams = printed["drafter"].map(_rank) < MODELS

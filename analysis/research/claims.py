@@ -15,12 +15,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specdec.theory.speedup import oracle_gain
-from specdec.theory.speedup import speedup as formula_speedup
+from specdec.theory.capped_geometric import oracle_gain
+from specdec.theory.capped_geometric import speedup as formula_speedup
 
 from ..intervals import Interval
-from ..papers.paper_tables import COST, printed_figures
-from ..papers.published import load_published
+from ..papers.paper_tables import COST, load_published, printed_figures
 from ..sections import Section
 from . import committed as results
 from . import grounded_gain, heads_ablation, heads_accuracy, heads_tree, real_model

@@ -9,7 +9,7 @@ import pandas as pd
 from ..comparisons import finite
 from ..figures import style
 from ..findings.leaderboard import BASELINE_SUMS, OWN_SUMS, QUANTITIES, ScoredArms, leaderboard_figure, score
-from ..papers.published import load_published
+from ..papers.paper_tables import load_published
 from ..sections import About, Findings, Section, Tables, counted, register
 
 PLAIN = "baseline"

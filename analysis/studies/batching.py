@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from specdec.theory.speedup import batch_speedup, longest_of_batch
+from specdec.theory.capped_geometric import batch_speedup, longest_of_batch
 
 from ..comparisons import StrategyComparison, compare, curves_of, interval, intervals, metrics_of, printed
 from ..cost.break_even import batch_in_words, few_units_interval, interval_in_words, stops_paying

@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from specdec.theory.capped_geometric import tokens_per_round
-from specdec.theory.speedup import optimal_gamma
+from specdec.theory.capped_geometric import optimal_gamma, tokens_per_round
 
 from ..comparisons import OF_RULES, RANGES_OF_RULES, compare, interval, listed, metrics_of, printed
 from ..figures import pictures, style

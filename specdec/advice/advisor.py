@@ -8,7 +8,7 @@ to files, not to a tracking run.
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -59,20 +59,6 @@ _CALIBRATIONS = 8  # spread over the prompts, so that contexts and the machine's
 FEW = 200  # rounds: fewer do not tell kinds of stretches apart
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Costs of a round over t1, by nodes offered; sizes in between are interpolated."""
-
-    verify: dict[int, float]  # cost of the call t(offered + 1)
-    draft: dict[int, float]  # of a whole draft
-    accept: dict[int, float]  # of accepting, less what accepting takes the baseline
-
-    @staticmethod
-    def of(table: Mapping[int, float], offered: int) -> float:
-        sizes = sorted(table)
-        return float(np.interp(offered, sizes, [table[size] for size in sizes]))
 
 
 def advise(plan: Plan, folder: Path) -> Advice:
@@ -261,7 +247,7 @@ class _Advisor:
         rounds = undisturbed(pd.read_parquet(self._results.folder / "rounds.parquet"))
         t1_s, costs = float(rounds["verify_s"].mean()), self._costs()
         calibrations = [item.as_dict() for item in self._calibrations]
-        told = {"calibrations": calibrations, "accept_s": self._accepts, "over_t1": asdict(costs)}
+        told = {"calibrations": calibrations, "accept_s": self._accepts, "over_t1": costs}
         self._results.write_json("calibration.json", told)
         base = rounds.groupby("prompt")[["committed", "verify_s", "round_s"]].sum()
         per_token = base.sum() / base["committed"].sum()
@@ -275,7 +261,7 @@ class _Advisor:
             ranges = {"tokens_per_round": per_round(gamma), "o": ANY}  # accepting may take less than nothing does
             intervals = bootstrap(table, _statistic, self._measurement.bootstrap, self._seed, ranges=ranges)
             value = {name: interval.estimate for name, interval in intervals.items()}
-            full_verify = costs.of(costs.verify, self._shapes[gamma].nodes)
+            full_verify = _interpolated(costs["verify"], self._shapes[gamma].nodes)
             cost = RoundCost(value["g"], value["v"], value["o"], full_verify, value["baseline"])
             offered = defaultdict[int, float](float)
             for _, walks in self._walks:
@@ -307,7 +293,7 @@ class _Advisor:
             notes.append(f"No intervals: {few}.")
         if recorded is not None and keyed["prompts"] != self._parts.prompts.content_hash:
             notes.append("The recorded prompts are not those of the configuration: no run will find this advice.")
-        texts, times = [text for text, _ in self._walks], {size + 1: ratio for size, ratio in costs.verify.items()}
+        texts, times = [text for text, _ in self._walks], {size + 1: ratio for size, ratio in costs["verify"].items()}
         lengths = fmean(len(text.prompt) for text in texts), fmean(len(text.generated) for text in texts)
         recommendation = recommended(self._parts, predictions, times, *lengths)
         advice = Advice(
@@ -329,8 +315,11 @@ class _Advisor:
         )
         return advice, recommendation
 
-    def _costs(self) -> Costs:
-        """Return costs over t(1) of the same calibration, so that a machine that changes its speed changes no ratio."""
+    def _costs(self) -> dict[str, dict[int, float]]:
+        """Return costs of a round by nodes offered: `verify`, the call t(offered + 1); `draft`, of a whole draft; and
+        `accept`, less what accepting takes the baseline. They are over t(1) of the same calibration, so that a machine
+        that changes its speed changes no ratio.
+        """
         calibrations, pairs = self._calibrations, list(zip(self._calibrations, self._accepts, strict=True))
         verify = {n - 1: fmean(c.t(n) / c.t(1) for c in calibrations) for n in calibrations[0].calls}
         draft = {0: 0.0}
@@ -338,22 +327,28 @@ class _Advisor:
             if ratios := [median(c.drafts[gamma]) / c.t(1) for c in calibrations if c.drafts[gamma]]:
                 draft[shape.nodes] = fmean(ratios)
         accept = {n: fmean((a[n] - a[0]) / c.t(1) for c, a in pairs) for n in self._accepts[0]}
-        return Costs(verify, draft, accept)
+        return {"verify": verify, "draft": draft, "accept": accept}
 
-    def _table(self, gamma: int, costs: Costs, t1_s: float) -> pd.DataFrame:
+    def _table(self, gamma: int, costs: Mapping[str, dict[int, float]], t1_s: float) -> pd.DataFrame:
         """Return sums per prompt (index): tokens, rounds, and the costs of all its rounds over t1."""
         rows = []
         for text, walks in self._walks:
             walk = walks[gamma]
             sums = {
-                name: sum(count * costs.of(table, size) for size, count in walk.offered.items())
-                for name, table in asdict(costs).items()
+                name: sum(count * _interpolated(table, size) for size, count in walk.offered.items())
+                for name, table in costs.items()
             }
             if walk.draft_s is not None:
                 sums["draft"] = walk.draft_s / t1_s
             sums["commit"] = (walk.commit_s or 0.0) / t1_s
             rows.append({"prompt": text.id, "tokens": len(text.generated), "rounds": walk.rounds, **sums})
         return pd.DataFrame(rows).groupby("prompt").sum()
+
+
+def _interpolated(costs: Mapping[int, float], offered: int) -> float:
+    """Return the cost of a number of nodes offered; sizes in between are interpolated."""
+    sizes = sorted(costs)
+    return float(np.interp(offered, sizes, [costs[size] for size in sizes]))
 
 
 def predicted_walks(texts: Sequence[tuple[int, Generation]], gammas: Sequence[int]) -> list[dict[int, Walk]]:

@@ -13,18 +13,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from string import Template
 from typing import Any, TypeVar
 
 from specdec import __version__, ranks
 from specdec.commands import sweep
 from specdec.commands.failures import ending, not_begun
-from specdec.commands.help_page import ASKING, help_page
-from specdec.commands.resumed_sweep import RESUMED_SWEEP, SWEPT_KEYS
 from specdec.config import RunConfig, config_dir, validated
 from specdec.errors import SpecdecError, UsageError
 from specdec.folder.earlier_runs import EarlierRuns
 from specdec.plan.names import check_files, check_names
-from specdec.plugins import extend_search_path
+from specdec.plugins import conf_folders, extend_search_path
 from specdec.progress import DETAILS, VERBOSE
 from specdec.signals import interruptible, unswallowed
 
@@ -38,12 +37,14 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 gc.set_threshold(50_000)
 
 SWEEPING = ("-m", "--multirun")
+ASKING = {"--help", "-h"}
 TELLING_ALL = ("-v", "--verbose")
 COLUMNS = "100"  # of what is printed where no terminal says how wide it is
 STORE_NAMES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # variables that conf/tracking reads
 LOG = "specdec.log"  # that conf/hydra/job_logging writes
 LONGEST_LABEL = 100  # characters of a folder's name
 SHARED = ("config", "train")  # roots of the commands that several processes can run together; they say what not
+_INTERNAL = "hydra"  # the group and the key of Hydra's own settings, which --hydra-help explains
 
 
 def options(group: str) -> list[str]:
@@ -198,7 +199,7 @@ def earlier_runs() -> EarlierRuns | None:
     sweep that is resumed.
     """
     if sweep.in_cell():
-        resumed = os.environ.get(RESUMED_SWEEP)
+        resumed = os.environ.get(sweep.RESUMED_SWEEP)
         return EarlierRuns(Path(resumed), sweep=True) if resumed else None
     return None if _names_folder() else EarlierRuns(output_dir().parent.parent)
 
@@ -211,7 +212,7 @@ def cell_label(without: Sequence[str] = ()) -> str:
 
     if not sweep.in_cell():
         return ""
-    swept = set(os.environ.get(SWEPT_KEYS, "").split(",")) - set(without)
+    swept = set(os.environ.get(sweep.SWEPT_KEYS, "").split(",")) - set(without)
     given = [str(each).lstrip("+") for each in HydraConfig.get().overrides.task]
     label = ",".join(each for each in given if each.partition("=")[0] in swept)
     safe = re.sub(r"[^\w.=,-]+", "_", label)
@@ -219,6 +220,64 @@ def cell_label(without: Sequence[str] = ()) -> str:
         return safe
     # Other overrides may read the same without their punctuation.
     return f"{safe[:LONGEST_LABEL]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
+
+
+def help_page(config_name: str, overrides: Sequence[str]) -> str:
+    """Return the page behind `--help` for the configuration that `overrides` choose: the groups, and every key with its
+    value and its comment, as the YAML files have them. Hydra's own page takes seconds to list the groups, and knows no
+    comments.
+
+    Raises:
+        Exception: a composition error, which Hydra and OmegaConf raise as some ten types.
+    """
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    with initialize_config_dir(version_base="1.3", config_dir=config_dir()):
+        composed = compose(config_name, overrides=list(overrides), return_hydra_config=True)
+    choices = OmegaConf.to_container(composed.hydra.runtime.choices)
+    assert isinstance(choices, dict)
+    folders = [Path(config_dir()), *conf_folders().values()]
+    keys = [_file_text(folders, f"{config_name}.yaml", "")]  # then each chosen file, under the key of its values
+    for group, chosen in choices.items():
+        if not chosen or str(group).partition("/")[0] == _INTERNAL:
+            continue
+        folder, _, package = str(group).partition("@")
+        key = (package or folder).removeprefix("_global_.").replace("/", ".")
+        if text := _file_text(folders, f"{folder}/{chosen}.yaml", "  "):
+            keys.append(f"{key}:  ({folder}={chosen})\n{text}")
+    names: dict[str, list[str]] = {}  # of the files of each group, those of plugins too
+    for above in folders:
+        for path in sorted(above.rglob("*.yaml")):
+            inside = path.parent.relative_to(above).as_posix()
+            if inside != "." and inside.partition("/")[0] != _INTERNAL:
+                names.setdefault(inside, []).append(path.stem)
+    groups = "\n".join(f"{name}: {', '.join(stems)}" for name, stems in sorted(names.items()))
+    return Template(composed.hydra.help.template).safe_substitute(
+        APP_CONFIG_GROUPS=groups + "\n", CONFIG="\n\n".join(keys)
+    )
+
+
+def _file_text(folders: Sequence[Path], name: str, indent: str) -> str:
+    """Return a file's keys and comments with those of the files that it extends, without its list of defaults."""
+    import yaml
+
+    path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    if path is None:
+        return ""
+    text = path.read_text(encoding="utf-8")
+    extended = [
+        _file_text(folders, f"{Path(name).parent.as_posix()}/{each}.yaml", indent)
+        for each in (yaml.safe_load(text) or {}).get("defaults", ())
+        if isinstance(each, str) and each != "_self_"
+    ]
+    lines, left_out = [], False
+    for line in text.splitlines():
+        if line[:1] not in ("", " ", "-", "#"):
+            left_out = line.startswith(("defaults:", f"{_INTERNAL}:"))
+        if not left_out and line.strip() and line != "# @package _global_":
+            lines.append(indent + line)
+    return "\n".join([*filter(None, extended), *lines])
 
 
 class ConsoleHandler(logging.StreamHandler):

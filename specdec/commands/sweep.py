@@ -1,7 +1,8 @@
 """A sweep (`-m`): a parent run in MLflow before the cells start, an outcome file for each cell, a table at the end.
 
-A cell that fails writes that into its folder instead of raising, so that the other cells run under any launcher. Knows
-Hydra and files; nothing of decoding. Imports stay light.
+A cell that fails writes that into its folder instead of raising, so that the other cells run under any launcher. A file
+in each sweep's folder says what it sweeps and how it ended, so that a sweep can go on. Knows Hydra and files, nothing
+of decoding. Imports stay light.
 """
 
 import csv
@@ -12,23 +13,25 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from specdec import ranks
+from specdec import __version__, ranks
 from specdec.commands.failures import ending
 from specdec.commands.launchers import OUTCOME, claim_gpu, prepare_launcher, stop_cells, write_process
-from specdec.commands.resumed_sweep import CELL_ENVIRONMENT, RECORD, OpenSweep, forget_environment, open_sweep, redirect
 from specdec.config import TrackingConfig, validated
 from specdec.errors import Interrupted, SpecdecError, UsageError
-from specdec.folder.earlier_runs import KeptRun
-from specdec.progress import verbose
+from specdec.folder.earlier_runs import AUTO, NEVER, KeptRun
+from specdec.plugins import code_hash
+from specdec.progress import VERBOSE, verbose
 from specdec.signals import interruptible, unswallowed
-from specdec.text.writing import read_json, write_json
+from specdec.text.writing import held, is_locked, read_json, write_json
 from specdec.tracking.writer import PARENT_RUN, SWEEP_CELL, TrackedRun, check_store, tracked_run
 
 logger = logging.getLogger(__name__)
@@ -37,6 +40,10 @@ HEADLINE = ("speedup", "tokens_per_round")
 FAILED_CELLS = 3
 _COLUMNS = 4  # results in the table of a training sweep
 _GAMMA = "structure.gamma="
+RECORD = "sweep.json"
+CELL_ENVIRONMENT = ".cells.json"
+RESUMED_SWEEP = "SPECDEC_RESUMED_SWEEP"  # environment variable: the folder whose finished cells are kept
+SWEPT_KEYS = "SPECDEC_SWEPT_KEYS"  # environment variable: the keys that the sweep varies, separated by commas
 
 
 class Stopped(BaseException):
@@ -60,10 +67,34 @@ class CellOutcome:
 
 
 @dataclass(frozen=True)
+class SweepRecord:
+    """The content of `sweep.json`: the overrides without `resume`, the hash of the code that runs the cells, and a
+    status, "running" until the sweep ends and after a kill, "finished" if every cell is, else "unfinished".
+    """
+
+    overrides: list[str]
+    version: str
+    code: str
+    status: str
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / RECORD, asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> "SweepRecord | None":
+        try:
+            return cls(**(read_json(folder / RECORD) or {}))
+        except TypeError:
+            return None
+
+
+@dataclass(frozen=True)
 class Sweep:
     """The sweep that this process launched."""
 
-    opened: OpenSweep
+    folder: Path
+    record: SweepRecord
+    lock: FileLock  # of the folder
     run: TrackedRun
     headline: tuple[str, ...]  # the results that its table has columns for; empty for those that the cells return
 
@@ -91,24 +122,113 @@ class SweepParent(Callback):
                 from specdec.models.load import resolve_device
 
                 resolve_device(device)
-            opened = open_sweep(config, here)
-            if opened.sentence:
-                print(opened.sentence, file=sys.stderr)
-            for path in _outcomes(opened.folder):  # of earlier sittings: failed cells run again
+            folder, record, lock = open_sweep(config, here)
+            for path in _outcomes(folder):  # of earlier sittings: failed cells run again
                 if (read_json(path) or {}).get("exit_code"):
                     path.unlink()
-            redirect(config, opened.folder)
             tags = {"specdec.role": "sweep", "specdec.overrides": " ".join(overrides)}
             name = f"sweep {' '.join(overrides)}"[:200]
-            run = tracked_run(tracking, name=name, params={}, tags=tags, results=opened.folder)
+            run = tracked_run(tracking, name=name, params={}, tags=tags, results=folder)
         except (SpecdecError, OSError) as error:  # OSError: a folder that cannot be made
             forget_environment()
             raise Stopped(error) from None
-        prepare_launcher(str(config.hydra.launcher._target_), opened.folder)
-        _launched = Sweep(opened, run, () if config_name == "train" else HEADLINE)
+        prepare_launcher(str(config.hydra.launcher._target_), folder)
+        _launched = Sweep(folder, record, lock, run, () if config_name == "train" else HEADLINE)
 
 
 _launched: Sweep | None = None
+
+
+def open_sweep(config: DictConfig, here: Path) -> tuple[Path, SweepRecord, FileLock]:
+    """Choose and lock the folder of the sweep that begins or goes on, write its record, and make Hydra write there, in
+    this process and in those of its launcher, wherever they start.
+
+    Sets the environment variables by which cells, in whatever process, know what may be kept and what is varied.
+
+    Raises:
+        UsageError: the folder holds a finished sweep or another one; there is no sweep to resume; other code.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    overrides = [each for each in config.hydra.overrides.task if not each.lstrip("+").startswith("resume=")]
+    now = SweepRecord(overrides, __version__, code_hash(), "running")
+    own = here / str(config.hydra.sweep.dir)
+    named = any(each.lstrip("+").startswith("hydra.sweep.dir=") for each in config.hydra.overrides.hydra)
+    resumed, sentence = _resumed(str(config.get("resume", NEVER)), own, named, now)
+    folder = own if resumed is None else resumed
+    if resumed is not None:
+        before = SweepRecord.read(resumed)
+        if before is not None and before.overrides != overrides:
+            # Hydra numbers the cells of other overrides anew: in the same folder they would overwrite others.
+            numbers = (number for number in count(2) if not (resumed / f"again-{number}").exists())
+            folder = resumed / f"again-{next(numbers)}"
+        os.environ[RESUMED_SWEEP] = str(resumed)
+    lock = held(folder, f"Another process is writing to the sweep in {folder}: wait until it ends.")
+    now.write(folder)
+    parsed: list[Any] = OverridesParser.create().parse_overrides(overrides)
+    os.environ[SWEPT_KEYS] = ",".join(each.key_or_group for each in parsed if each.is_sweep_override())
+    # Workers of a cluster have another environment.
+    own_values = {name: os.environ[name] for name in (RESUMED_SWEEP, SWEPT_KEYS, VERBOSE) if name in os.environ}
+    write_json(folder / CELL_ENVIRONMENT, own_values)
+    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.sweep.dir = str(folder)
+        # Every cell composes its configuration again, from the overrides.
+        config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{quoted}'")
+    if sentence:
+        print(sentence, file=sys.stderr)
+    return folder, now, lock
+
+
+def forget_environment() -> None:
+    """Take back the environment variables of `open_sweep`."""
+    for name in (RESUMED_SWEEP, SWEPT_KEYS):
+        os.environ.pop(name, None)
+
+
+def _resumed(resume: str, own: Path, named: bool, now: SweepRecord) -> tuple[Path | None, str]:
+    """Return the folder of the sweep that goes on, None for a new one, and a sentence about it; `named` if the command
+    line named the sweep's `own` folder.
+    """
+    standing = SweepRecord.read(own)
+    if resume not in (AUTO, NEVER):
+        folder = Path(resume).resolve()
+        before = SweepRecord.read(folder)
+        if before is None:
+            raise UsageError(f"Bad value resume={resume}: there is no sweep in this folder; give one with a {RECORD}.")
+        return _going_on(folder, before, now)
+    if standing is not None:
+        if resume == NEVER or standing.status == "finished" or standing.overrides != now.overrides:
+            kind = "a finished" if standing.status == "finished" else "an unfinished"
+            raise UsageError(
+                f"{own} holds {kind} sweep ({' '.join(standing.overrides)}): choose another hydra.sweep.dir, or keep "
+                f"its finished cells with resume={own}."
+            )
+        return _going_on(own, standing, now)
+    if resume == NEVER or named:
+        return None, ""
+    for path in sorted(own.parent.parent.glob(f"*/*/{RECORD}"), reverse=True):
+        before = SweepRecord.read(path.parent)
+        if before is None or before.overrides != now.overrides:
+            continue
+        if before.status == "finished" or is_locked(path.parent):
+            return None, ""  # the newest counts: who repeats a finished sweep wants a new one
+        if before.code != now.code:
+            return None, f"A new sweep: the unfinished one in {path.parent} was begun by other code."
+        return _going_on(path.parent, before, now)
+    return None, ""
+
+
+def _going_on(folder: Path, before: SweepRecord, now: SweepRecord) -> tuple[Path, str]:
+    """Return the folder of a sweep that goes on, and the sentence; UsageError where other code began it."""
+    pairs = (("version", before.version, now.version), ("sha256", before.code[:12], now.code[:12]))
+    differ = [f"code: {name} {old} -> {new}" for name, old, new in pairs if old != new]
+    if differ:
+        raise UsageError(
+            f"The sweep in {folder} was begun by other code, and its cells would not compare: run it with that code, "
+            f"or begin a new one with resume=never. What differs: {'; '.join(differ)}."
+        )
+    return folder, f"Going on with the sweep in {folder}: finished cells are kept, the others run again or go on."
 
 
 def in_cell() -> bool:
@@ -126,22 +246,19 @@ def run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
     """Run a cell and write its outcome. Only a signal to the process that launched the sweep ends it, by raising
     Stopped; a worker that gets one ends its cell.
     """
-    if _launched is not None:
-        _run_cell(task)
-        return
     from hydra.core.hydra_config import HydraConfig
 
     hydra = HydraConfig.get()
+    if _launched is not None:
+        _run_cell(hydra, task)
+        return
     os.chdir(hydra.runtime.cwd)  # relative paths mean the same everywhere
     os.environ.update(json.loads((Path(hydra.sweep.dir) / CELL_ENVIRONMENT).read_text(encoding="utf-8")))
     with interruptible(), suppress(Stopped):
-        _run_cell(task)
+        _run_cell(hydra, task)
 
 
-def _run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
-    from hydra.core.hydra_config import HydraConfig
-
-    hydra = HydraConfig.get()
+def _run_cell(hydra: Any, task: Callable[[], Mapping[str, float] | None]) -> None:
     cell, overrides = int(hydra.job.num), [str(override) for override in hydra.overrides.task]
     path = Path(hydra.runtime.output_dir) / OUTCOME
     own = {PARENT_RUN: str(hydra.sweep.dir), SWEEP_CELL: str(cell)}
@@ -196,7 +313,7 @@ def conclude(error: BaseException | None) -> int:
     forget_environment()
     if sweep is None:
         return 0
-    folder, interrupted = sweep.opened.folder, isinstance(error, (Interrupted, KeyboardInterrupt))
+    folder, interrupted = sweep.folder, isinstance(error, (Interrupted, KeyboardInterrupt))
     if interrupted:
         stop_cells(folder)
     outcomes = []
@@ -219,7 +336,8 @@ def conclude(error: BaseException | None) -> int:
         finally:
             sweep.run.end("FINISHED" if finished else "KILLED" if interrupted else "FAILED")
     finally:
-        sweep.opened.close(finished)
+        replace(sweep.record, status="finished" if finished else "unfinished").write(folder)
+        sweep.lock.release()
     if failed and error is None:
         print(f"specdec: {failed} of {len(outcomes)} cells failed; the table says why.", file=sys.stderr)
     return 0 if finished else FAILED_CELLS
@@ -240,7 +358,7 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    folder = sweep.opened.folder
+    folder = sweep.folder
     names = sweep.headline or tuple(sorted({name for cell in outcomes for name in cell.results}))[:_COLUMNS]
     header = ["cell", "overrides", *names, "exit code", "fault"]
     shared = set.intersection(*(set(cell.overrides) for cell in outcomes)) if len(outcomes) > 1 else set()

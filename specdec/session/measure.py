@@ -24,7 +24,7 @@ from specdec.session.session import Answers, Session, conversations
 from specdec.session.workers import decode_by_workers
 from specdec.targets.causal import Causal
 from specdec.text.writing import read_json
-from specdec.theory.speedup import speedup
+from specdec.theory.capped_geometric import speedup
 from specdec.timing.calls import calibrate, call_sizes, time_calls
 from specdec.timing.machine import measure_machine
 from specdec.timing.threads import settle_threads

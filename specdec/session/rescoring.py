@@ -17,7 +17,7 @@ from specdec.models.routing import Mixture
 from specdec.records import Draft, Generation, TextStart
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
-from specdec.theory.distinct_experts import distinct_experts
+from specdec.theory.roofline import distinct_experts
 
 # Two evaluations in one arithmetic that sum in another order differ by this many units in the last place of the largest
 # logit: 1e-6 of the logits' spread was seen in float32.

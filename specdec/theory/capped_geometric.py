@@ -1,16 +1,20 @@
-"""The capped-geometric model (theory.md 2.1 and 2.3): every draft token is accepted with the same alpha, independently.
+"""The capped-geometric model: every draft token is accepted with the same alpha, independently; tokens per round
+(theory.md 2.1 and 2.3), speedup and operations (2.2), and the speedup in a batch of B sequences (7.3).
 
 A round that offers gamma tokens accepts A of them and yields T = A + 1; P(A = k) = alpha^k (1 - alpha) below
-gamma and alpha^gamma at gamma (Leviathan et al. 2211.17192, eq. 1). Arguments broadcast; alpha may be exactly
-0 or 1. ValueError for an alpha outside [0, 1] or a gamma that is not a whole number of at least 0.
+gamma and alpha^gamma at gamma (Leviathan et al. 2211.17192, eq. 1). Times are in units of one target call on one token:
+c is one drafter step, v the verification of gamma + 1 tokens. In a batch they are in units of one plain step of all
+sequences, t(B): c is one drafter step for all of them, v the call on B (gamma + 1) tokens. Arguments broadcast; alpha
+may be exactly 0 or 1. ValueError for an argument outside its range, such as a gamma that is not a whole number.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specdec.theory.arguments import FloatArray, Values, count, probability
+from specdec.theory.arguments import FloatArray, Values, count, law, nonnegative, positive, probability
 
 
 def accepted_pmf(alpha: float, gamma: int) -> FloatArray:
@@ -56,12 +60,6 @@ def alpha_for(tokens: float, offered: Mapping[int, float]) -> float | None:
     return high
 
 
-def accepted_per_offered(alpha: ArrayLike, gamma: ArrayLike) -> Values:
-    """Return accepted over offered draft tokens, (Omega - 1) / gamma, which is not alpha. ValueError for gamma 0."""
-    length = count(gamma, "gamma", minimum=1)
-    return (tokens_per_round(alpha, length) - 1) / length
-
-
 def product_identity(hazards: ArrayLike) -> Values:
     """Return E[A + 1] = 1 + sum_{k<=gamma} prod_{j<=k} h_j for h [..., gamma], h_k = P(accept k | reached k). It holds
     whatever the dependence between acceptances (theory.md 4.1).
@@ -77,3 +75,79 @@ def tokens_per_round_rows(alpha: ArrayLike, width: int, rows: ArrayLike) -> Valu
     chance, k = np.broadcast_arrays(probability(alpha, "alpha"), count(rows, "rows"))
     i = np.arange(1, int(count(width, "width")) + 1)
     return (1 + (1 - (1 - chance[..., None] ** i) ** k[..., None]).sum(axis=-1))[()]
+
+
+def speedup(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> Values:
+    """Return Omega / (v + gamma c), the time per token of plain over that of speculative decoding (Theorem 3.8)."""
+    return batch_speedup(tokens_per_round(alpha, gamma), gamma, c, v)
+
+
+def batch_speedup(tokens: ArrayLike, gamma: ArrayLike, c: ArrayLike, v: ArrayLike) -> Values:
+    """Return E / (v + gamma c), speculative over plain throughput at equal batch. `tokens` are those that a sequence
+    gains in a round, E; for a plain step every sequence counts one.
+    """
+    return positive(tokens, "tokens") / (positive(v, "v") + count(gamma, "gamma") * nonnegative(c, "c"))
+
+
+def longest_of_batch(shares: ArrayLike, batch: ArrayLike) -> Values:
+    """Return the law [..., K + 1] of the longest of B drafts whose lengths 0 to K are independent and have the law
+    `shares` [K + 1]: F(k)^B - F(k - 1)^B. A call is as wide as the longest draft of the batch, so that a drafter which
+    offers now little, now much, pays for much in every call of a large batch.
+    """
+    below = np.cumsum(law(shares, "shares")).clip(0.0, 1.0)
+    below[..., -1] = 1.0
+    powers = below ** np.expand_dims(count(batch, "batch", minimum=1), -1)
+    return np.diff(powers, axis=-1, prepend=0.0)
+
+
+def operations(alpha: ArrayLike, gamma: ArrayLike, c_ops: ArrayLike) -> Values:
+    """Return (gamma c_ops + gamma + 1) / Omega, the operations over those of plain decoding (Theorem 3.11).
+
+    c_ops is the drafter's operations per token over the target's.
+    """
+    length = count(gamma, "gamma")
+    return (length * nonnegative(c_ops, "c_ops") + length + 1) / tokens_per_round(alpha, length)
+
+
+@dataclass(frozen=True)
+class OptimalGamma:
+    """The gamma with the highest speedup; gamma 0 with speedup 1 means that drafting does not pay."""
+
+    gamma: int
+    speedup: float
+
+
+def optimal_gamma(
+    alpha: float, c: float, verification: Callable[[int], float] | None = None, max_gamma: int = 200
+) -> OptimalGamma:
+    """Find the gamma in 0 ... max_gamma that maximises Omega / (v(gamma) + gamma c); the shortest of equals.
+
+    `verification(gamma)` is v for gamma = 1 ... max_gamma; without it v is 1.
+    """
+    gammas = np.arange(int(count(max_gamma, "max_gamma", minimum=1)) + 1)
+    v = np.ones(len(gammas)) if verification is None else np.array([1.0, *map(verification, gammas[1:].tolist())])
+    speedups = speedup(alpha, gammas, c, v)
+    best = int(np.argmax(speedups))
+    return OptimalGamma(best, float(speedups[best]))
+
+
+def oracle_speedup(alpha: ArrayLike, c: ArrayLike) -> Values:
+    """Return 1 / (1 - alpha + c alpha), the speedup if every round drafts exactly what will be accepted (3.5).
+
+    Such a round yields 1 / (1 - alpha) tokens and takes alpha / (1 - alpha) drafter steps on average, and one call of
+    the target. No choice of gamma by round is faster. It is infinite for a free drafter that is always accepted.
+    """
+    chance = probability(alpha, "alpha")
+    with np.errstate(divide="ignore"):
+        return (1 / (1 - chance + nonnegative(c, "c") * chance))[()]
+
+
+def oracle_gain(alpha: float, c: float, max_gamma: int = 2000) -> float:
+    """Return the speedup with an oracle for gamma over that of the best fixed gamma (2211.17192, 3.5), at least 1.
+
+    It stays below e / (e - 1) = 1.58, and comes close where c is small and alpha near 1 - 0.72 c; `max_gamma` has to
+    reach the best fixed gamma there. For a free drafter it is 1: the longest draft costs as little as the oracle's.
+    """
+    if float(nonnegative(c, "c")) == 0:
+        return 1.0
+    return float(oracle_speedup(alpha, c)) / optimal_gamma(alpha, c, max_gamma=max_gamma).speedup

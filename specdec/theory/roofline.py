@@ -1,4 +1,5 @@
 """The roofline of a model (theory.md 7.1): what one target call on n tokens costs in memory traffic and arithmetic.
+In a mixture weights grow with the experts that its tokens choose (7.6).
 
 The bytes of a call are those that it must read once: the weights and the cached keys and values. Activations, which are
 small beside both for few tokens, count only in the operations per byte of a single product. ValueError for arguments
@@ -11,8 +12,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specdec.theory.arguments import Values, count, nonnegative, positive
-from specdec.theory.distinct_experts import distinct_experts
+from specdec.theory.arguments import Values, count, nonnegative, positive, probability
+
+
+def distinct_experts(chances: ArrayLike, tokens: ArrayLike) -> Values:
+    """Return the expected number of distinct experts that independent tokens choose, sum over e of 1 - (1 - p_e)^n.
+
+    It holds for any way in which one token chooses a set of experts, because expectations add up (occupancy; for equal
+    chances k / E it is E (1 - (1 - k / E)^n), MoESD, 2505.19645).
+
+    Args:
+        chances: [..., E] the chance p_e that a token chooses expert e; they sum to the k that each token chooses.
+        tokens: n, whole numbers [...] that broadcast with the leading axes of `chances`.
+    Raises:
+        ValueError: a chance outside [0, 1], or an n that is no whole number of at least 0.
+    """
+    spared = (1 - probability(chances, "chances")) ** np.expand_dims(count(tokens, "tokens"), -1)
+    return (1 - spared).sum(axis=-1)[()]
 
 
 @dataclass(frozen=True)

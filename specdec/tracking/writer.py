@@ -22,22 +22,8 @@ from typing import Any
 from specdec.config import TrackingConfig
 from specdec.errors import EnvironmentFault, Interrupted
 from specdec.progress import verbose
+from specdec.tracking import store as stores
 from specdec.tracking.record import RunRecord, now_ms
-from specdec.tracking.store import (
-    HEARTBEAT,
-    SQLITE,
-    Unreachable,
-    locate,
-    locked,
-    opened,
-    reap,
-    reason,
-    reraise_interruption,
-    serving,
-    this_process,
-    unanswered,
-)
-from specdec.tracking.store import without_password as redacted
 from specdec.tracking.upload import Upload
 from specdec.tracking.views import ACROSS, HEADLINE, overlay, view
 
@@ -77,7 +63,7 @@ class TrackedRun:
             return self.link
         if os.environ.get(PARENT_RUN):
             return ""
-        return self.link.partition("\n")[0].replace(f"{SQLITE}{Path.cwd().resolve()}/", SQLITE)
+        return self.link.partition("\n")[0].replace(f"{stores.SQLITE}{Path.cwd().resolve()}/", stores.SQLITE)
 
     def __enter__(self) -> "TrackedRun":
         return self
@@ -88,7 +74,7 @@ class TrackedRun:
             status = "KILLED"
         elif isinstance(error, Exception):
             self._required = False  # `error` has to be reported, not a fault of the store
-            self.tags({"specdec.failure": f"{type(error).__name__}: {reason(error)}"})
+            self.tags({"specdec.failure": f"{type(error).__name__}: {stores.reason(error)}"})
         self.end(status)
 
     def metrics(self, values: Mapping[str, float | None], step: int = 0) -> None:
@@ -137,7 +123,7 @@ class TrackedRun:
             "name": prompts["name"][:500],
             "digest": prompts["sha256"][:36],  # all that MLflow has room for
             "source_type": "specdec",
-            "source": redacted(json.dumps(dict(prompts), default=str)),
+            "source": stores.without_password(json.dumps(dict(prompts), default=str)),
             "profile": json.dumps({"num_rows": prompts["count"]}),
         }
         self._tell("logging the prompts", dataset=described)
@@ -154,7 +140,7 @@ class TrackedRun:
         if self._upload is not None and time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
             self._beaten = time.monotonic()
             try:
-                self._upload.tag("specdec.heartbeat", time.strftime(HEARTBEAT, time.gmtime()))
+                self._upload.tag("specdec.heartbeat", time.strftime(stores.HEARTBEAT, time.gmtime()))
             except Exception as error:
                 self._lose("writing the heartbeat", error)
 
@@ -185,18 +171,17 @@ class TrackedRun:
 
     def _lose(self, doing: str, error: Exception) -> None:
         """Go on without the store, or end the run where tracking is required."""
-        reraise_interruption(error)
+        stores.reraise_interruption(error)
         upload, self._upload = self._upload, None
         assert upload is not None
-        if not unanswered(upload.store, error):  # nobody waits for a silent server twice
+        if not stores.unanswered(upload.store, error):  # nobody waits for a silent server twice
             upload.abandon()
-        later = _upload_later(self._record.folder)
+        why = f"{stores.reason(error)}.{_upload_later(self._record.folder)}"
         if self._required:
-            raise EnvironmentFault(f"Tracking is required and failed while {doing}: {reason(error)}.{later}") from error
+            raise EnvironmentFault(f"Tracking is required and failed while {doing}: {why}") from error
         logger.warning(
-            "Tracking failed while %s and is off for the rest of this run; the results stay on disk. %s.%s",
-            doing, reason(error), later,
-        )  # fmt: skip
+            "Tracking failed while %s and is off for the rest of this run; the results stay on disk. %s", doing, why
+        )
 
 
 def check_store(config: TrackingConfig, folder: Path) -> None:
@@ -211,11 +196,11 @@ def check_store(config: TrackingConfig, folder: Path) -> None:
     """
     if not config.enabled:
         return
-    store = locate(config.uri, folder)
+    store = stores.locate(config.uri, folder)
     try:
-        with locked(store):
-            reap(*opened(store, config.experiment))
-    except Unreachable:
+        with stores.locked(store):
+            stores.reap(*stores.opened(store, config.experiment))
+    except stores.Unreachable:
         if config.required:
             raise
 
@@ -240,7 +225,7 @@ def tracked_run(
     Raises:
         EnvironmentFault: tracking is required and the store fails.
     """
-    store = locate(config.uri, Path.cwd()) if config.enabled else None
+    store = stores.locate(config.uri, Path.cwd()) if config.enabled else None
     record = None if fresh else RunRecord.read(results)
     if record is not None and not record.discarded:
         record.tags |= _process_tags()
@@ -262,7 +247,7 @@ def tracked_run(
             id=uuid.uuid4().hex,
             store="" if store is None else store.shown,
             experiment=config.experiment,
-            name=redacted(config.run_name or name),
+            name=stores.without_password(config.run_name or name),
             params=_accepted(params, 6000),
             tags=own,
             parent=None if above is None else above.id,
@@ -272,25 +257,25 @@ def tracked_run(
     if store is None:
         return TrackedRun(record)
     try:
-        client, experiment_id = opened(store, config.experiment)
+        client, experiment_id = stores.opened(store, config.experiment)
         upload = Upload(client, store, (config.experiment, experiment_id), record)
         upload.send()
     except Exception as error:
-        reraise_interruption(error)
+        stores.reraise_interruption(error)
+        why = stores.reason(error)
         if config.required:
-            raise EnvironmentFault(f"Tracking is required and no run could be opened: {reason(error)}.") from error
-        logger.warning(
-            "Tracking is off for this run; the results stay on disk. %s.%s", reason(error), _upload_later(results)
-        )  # fmt: skip
+            raise EnvironmentFault(f"Tracking is required and no run could be opened: {why}.") from error
+        later = _upload_later(results)
+        logger.warning("Tracking is off for this run; the results stay on disk. %s.%s", why, later)
         return TrackedRun(record)
     link = view(experiment_id, HEADLINE)  # of a database: behind the command that serves it
-    link = f"{store.shown}/{link}" if store.is_server else f"{serving(store)}\nhttp://127.0.0.1:5000/{link}"
+    link = f"{store.shown}/{link}" if store.is_server else f"{stores.serving(store)}\nhttp://127.0.0.1:5000/{link}"
     return TrackedRun(record, upload, link, config.required)
 
 
 def _accepted(values: Mapping[str, Any], most: int) -> dict[str, str]:
     """Return tags or parameters as MLflow accepts them: without passwords, and of `most` characters at most."""
-    return {_accepted_name(name): redacted(str(value))[:most] for name, value in values.items()}
+    return {_accepted_name(name): stores.without_password(str(value))[:most] for name, value in values.items()}
 
 
 def _upload_later(folder: Path) -> str:
@@ -299,8 +284,8 @@ def _upload_later(folder: Path) -> str:
 
 
 def _process_tags() -> dict[str, str]:
-    now = time.strftime(HEARTBEAT, time.gmtime())
-    return {"specdec.host": socket.gethostname(), "specdec.process": this_process(), "specdec.heartbeat": now}
+    now = time.strftime(stores.HEARTBEAT, time.gmtime())
+    return {"specdec.host": socket.gethostname(), "specdec.process": stores.this_process(), "specdec.heartbeat": now}
 
 
 def _accepted_name(name: str) -> str:

@@ -20,7 +20,7 @@ from specdec.compiled.passes import compile_decoder
 from specdec.models.decoder import Decoder
 from specdec.models.routing import Mixture
 from specdec.records import chain_tree
-from specdec.theory.distinct_experts import distinct_experts
+from specdec.theory.roofline import distinct_experts
 
 pytestmark = pytest.mark.benchmark
 

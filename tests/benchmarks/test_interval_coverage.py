@@ -109,7 +109,7 @@ def test_size_of_same_alpha(log_rejections):
     gammas, hits = (1, 2, 4, 8), 0
     for seed in range(1000):
         table = pd.concat([simulation.iid(40, 30, gamma, seed, 0.7) for gamma in gammas])
-        hits += iid.same_alpha(simulation.sums_by_gamma(table), replicates=499, seed=seed).p_value <= LEVEL
+        hits += iid.same_alpha(simulation.sums_by_gamma(table), replicates=499, seed=seed)[0].p_value <= LEVEL
     log_rejections({"same_alpha": hits}, "size of the test {} at 5%", **SIZES, gammas=gammas, alpha=0.7)
     assert 30 <= hits <= 70
 
@@ -127,7 +127,7 @@ def test_size_of_implementation(log_rejections):
     hits = 0
     for seed in range(1000):
         table = simulation.along_texts(texts[seed % sets], gamma, seed)
-        hits += iid.implementation(table, replays[seed % sets], replicates=499, seed=seed).p_value <= LEVEL
+        hits += iid.implementation(table, replays[seed % sets], replicates=499, seed=seed)[0].p_value <= LEVEL
     facts = {"prompts": prompts, "tokens_per_prompt": tokens, "gamma": gamma, "m": "Beta(2, 1) per position"}
     log_rejections({"implementation": hits}, "size of the test {} at 5%", **facts)
     assert 30 <= hits <= 70

@@ -14,7 +14,7 @@ from fixtures.resumed_runs import found
 
 from specdec import run, train
 from specdec.analysis.figures import style
-from specdec.commands import resumed_sweep
+from specdec.commands import sweep
 from specdec.errors import Interrupted, Terminated, UsageError
 from specdec.folder import results
 from specdec.session.session import Session
@@ -130,7 +130,7 @@ def test_other_code_is_refused_with_what_differs(in_process, decoded, tmp_path, 
     arguments = (*SWEEP, "structure.gamma=1,2")
     assert in_process(run, *arguments).code == 143
     killed = last(tmp_path)
-    monkeypatch.setattr(resumed_sweep, "code_hash", lambda: "f" * 64)
+    monkeypatch.setattr(sweep, "code_hash", lambda: "f" * 64)
     ended = in_process(run, *arguments, f"resume={killed}")
     assert ended.code == 2 and "was begun by other code" in ended.error and "-> ffffffffffff" in ended.error
     decoded.stop = len(decoded)

@@ -63,9 +63,8 @@ def closes_everywhere(made: Run) -> None:
     for by, count in (("category", 2), ("prompt", rounds["prompt"].nunique())):
         groups = account_sums(made).by(by)
         assert len(groups) == count
-        for group in groups:
-            account = group.account
-            closes(account.factors, account.speedup, rounds[rounds[by] == group.name], made.primary_gamma)
+        for account in groups:
+            closes(account.factors, account.speedup, rounds[rounds[by] == account.group], made.primary_gamma)
 
 
 @pytest.mark.parametrize("name", ["chain", "tree", "oracle"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdec.analysis.papers.published import COLUMNS
+from specdec.analysis.papers.paper_tables import COLUMNS
 
 jupytext = pytest.importorskip("jupytext")
 jupyter_client = pytest.importorskip("jupyter_client")

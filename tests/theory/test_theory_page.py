@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from oracles import acceptance, calls, multi_draft, queueing, rounds
 
-from specdec.analysis.acceptance import estimates, iid, models
+from specdec.analysis.acceptance import estimates, iid
 from specdec.analysis.account import gap_account
 from specdec.drafters import model_unigram
-from specdec.theory import capped_geometric, distinct_experts, roofline, speedup, trees
+from specdec.theory import capped_geometric, roofline, trees
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "notebooks" / "guide" / "theory.md"
@@ -18,7 +18,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 SECTIONS = set(re.findall(r"^#{2,3} (\d+(?:\.\d+)?) ", TEXT, re.MULTILINE))
 LINE = re.compile(r"^\| `(.+)` \| (-?\d.*) \|$", re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-MODULES = (capped_geometric, distinct_experts, roofline, speedup, trees)
+MODULES = (capped_geometric, roofline, trees)
 ORACLES = (acceptance, calls, multi_draft, queueing, rounds)
 
 CITATION = re.compile(r"theory\.md (\d[\d.]*(?:(?: and | to )\d[\d.]*)*)")
@@ -37,10 +37,10 @@ READABLE = [
 def names():
     """The functions that the page names, and the data that its blocks make."""
     found: dict[str, object] = {}
-    for module in (*MODULES, *ORACLES, models, estimates, iid, gap_account, model_unigram):
+    for module in (*MODULES, *ORACLES, estimates, iid, gap_account, model_unigram):
         found |= {name: value for name, value in vars(module).items() if not name.startswith("_")}
     # Names that two of the modules use: those of the theory count, and what the page calls them otherwise.
-    found |= {"expected_rounds": rounds.expected_rounds, "after_rounds": models.markov}
+    found |= {"expected_rounds": rounds.expected_rounds, "after_rounds": estimates.markov}
     for block in BLOCK.findall(TEXT):
         exec(block, found)
     return found

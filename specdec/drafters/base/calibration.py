@@ -21,7 +21,7 @@ from specdec.progress import stage
 from specdec.sampling import generator_for, probabilities, sample
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
-from specdec.theory.speedup import speedup
+from specdec.theory.capped_geometric import speedup
 
 _LONGEST = 16  # tokens of a draft: the choice is by the best length up to here
 _PARTS = 4096  # of a corpus, from which the passages are taken

@@ -14,8 +14,7 @@ from fixtures.rounds_tables import simulate
 from oracles.rounds import replay_rounds
 
 from specdec.analysis.acceptance import iid
-from specdec.analysis.acceptance.estimates import estimate_alpha, robust_error
-from specdec.analysis.acceptance.models import followers, markov, prompt_beta
+from specdec.analysis.acceptance.estimates import estimate_alpha, followers, markov, prompt_beta, robust_error
 
 
 def test_prompts_statistic_by_hand(d4):
@@ -92,21 +91,21 @@ def test_variants_that_do_not_apply_say_why(make_rounds):
         ([make_rounds({"a": [1, 0], "c": [1, 1]}, 3)], "fewer than two prompts"),
         ([make_rounds({"a": [0], "b": [0]}, 3, offered={"a": [0], "b": [0]})], "no position was tested"),
     ):
-        assert reason in iid.same_alpha(simulation.sums_by_gamma(pd.concat([two, *others]))).reason
+        assert reason in iid.same_alpha(simulation.sums_by_gamma(pd.concat([two, *others])))[0].reason
 
 
 def test_same_alpha_sees_depth_and_pairs_the_prompts(make_rounds):
     same = pd.concat([simulation.iid(40, 30, gamma, 0, 0.7) for gamma in (1, 2, 6)])
-    result = iid.same_alpha(simulation.sums_by_gamma(same), replicates=499)
+    result, _ = iid.same_alpha(simulation.sums_by_gamma(same), replicates=499)
     assert result.p_value > 0.05 and result.n == 40
     falling = pd.concat([simulation.falling(40, 30, gamma, 0, (60, 20), 0.8) for gamma in (1, 2, 6)])
     alphas = [estimate_alpha(falling[falling["gamma"] == gamma]).alpha for gamma in (1, 2, 6)]
-    result = iid.same_alpha(simulation.sums_by_gamma(falling), replicates=499)
+    result, _ = iid.same_alpha(simulation.sums_by_gamma(falling), replicates=499)
     assert result.p_value == 1 / 500 and result.statistic == pytest.approx(max(alphas) - min(alphas))
     # The same texts at both gammas and nothing but differences between prompts: the pairs agree exactly.
     outputs = {"a": [1, 0], "b": [0, 0], "c": [1, 1]}
     paired = pd.concat([make_rounds(outputs, 2), make_rounds(outputs, 3)])
-    assert iid.same_alpha(simulation.sums_by_gamma(paired), replicates=99).p_value == 1
+    assert iid.same_alpha(simulation.sums_by_gamma(paired), replicates=99)[0].p_value == 1
 
 
 def test_implementation_agrees_with_its_replay_and_sees_drift():
@@ -114,14 +113,14 @@ def test_implementation_agrees_with_its_replay_and_sees_drift():
     rounds, drifting = (simulation.along_texts(chances, 4, 0) for chances in (m, 0.9 * m))
     names = sorted(rounds["prompt"].unique())
     replay = pd.DataFrame({"prompt": names, "tokens": 60, "rounds": [replay_rounds(each, 4) for each in m]})
-    result = iid.implementation(rounds, replay, replicates=499)
+    result, _ = iid.implementation(rounds, replay, replicates=499)
     assert result.p_value > 0.05 and result.n == 40
     assert result.statistic == pytest.approx(2400 / len(rounds) * replay["rounds"].sum() / 2400)
-    result = iid.implementation(drifting, replay, replicates=499)
+    result, _ = iid.implementation(drifting, replay, replicates=499)
     assert result.p_value == 1 / 500 and result.statistic < 0.95
     exact = rounds.groupby("prompt")["committed"].agg(tokens="sum", rounds="size").reset_index()
-    assert iid.implementation(rounds, exact, replicates=99) == iid.IidTest(1.0, 1.0, 40)
-    assert "one prompt" in iid.implementation(rounds[rounds["prompt"] == names[0]], replay).reason
+    assert iid.implementation(rounds, exact, replicates=99)[0] == iid.IidTest(1.0, 1.0, 40)
+    assert "one prompt" in iid.implementation(rounds[rounds["prompt"] == names[0]], replay)[0].reason
     with pytest.raises(ValueError, match="the replay lacks prompts, the first is 'p00000'"):
         iid.implementation(rounds, replay.iloc[1:])
 
@@ -177,9 +176,9 @@ def test_intervals_hold_known_effects():
 
 def test_differences_between_gammas_and_the_ratio_to_the_replay(make_rounds):
     rounds = pd.concat([simulation.falling(50, 30, gamma, 0, (60, 20), 0.8) for gamma in (1, 4)])
-    difference = iid.alpha_difference(simulation.sums_by_gamma(rounds), replicates=200)
+    _, difference = iid.same_alpha(simulation.sums_by_gamma(rounds), replicates=200)
     alphas = [estimate_alpha(rounds[rounds["gamma"] == gamma]).alpha for gamma in (1, 4)]
     assert difference.estimate == pytest.approx(alphas[1] - alphas[0]) and difference.high < 0
     rounds = make_rounds({"a": [2, 2, 2, 2], "b": [2, 2, 2, 2]}, 3)
     replay = pd.DataFrame({"prompt": ["a", "b"], "tokens": 12, "rounds": 6.0})
-    assert iid.replay_ratio(rounds, replay, replicates=20).estimate == pytest.approx(3 / 2)
+    assert iid.implementation(rounds, replay, replicates=20)[1].estimate == pytest.approx(3 / 2)

@@ -1,4 +1,4 @@
-"""The sections on models: what they hold, that their words follow the numbers, and what is said without data."""
+"""The sections on models: what they hold, that their words follow the numbers, what is said without data; choices."""
 
 import numpy as np
 import pandas as pd
@@ -6,7 +6,7 @@ import pytest
 from fixtures import simulated_rounds as simulation
 from oracles.rounds import replay_rounds
 
-from specdec.analysis.acceptance.model_sections import model_sections
+from specdec.analysis.acceptance.model_sections import FORETOLD, choice_in_words, model_sections
 from specdec.analysis.read.runs import Run
 
 
@@ -76,3 +76,21 @@ def test_a_run_without_a_proposal_says_so(run_of):
     rounds = simulation.iid(3, 10, 4, 0, 0.6).assign(offered=0, offered_nodes=0, accepted=0, rejected=False)
     (section,) = model_sections(run_of(rounds.assign(committed=1)))
     assert "at gamma 4: the drafter never made a proposal" in section.text[0] and not section.tables
+
+
+def choices(**columns: list[float]) -> pd.DataFrame:
+    index = pd.Index([1, 2, 4], name="gamma")
+    bounds = {"ci_low": [0.0] * 3, "ci_high": [9.0] * 3}
+    return pd.DataFrame({"measured": [1.2, 1.5, 1.0], **bounds, **columns}, index=index)
+
+
+def test_a_right_and_a_wrong_choice():
+    words = choice_in_words(choices(position=[1.3, 1.6, 1.5], **{"capped geometric": [1.3, 1.7, 2.0]}))
+    assert words.startswith("gamma 2 is fastest as measured (speedup 1.500)")
+    assert "position chooses it too (promises 1.600)" in words
+    assert "capped geometric chooses gamma 4 (promises 2.000, gives 1.000, 33.3% less)" in words
+    assert words.endswith("No advice was asked for before this run.")
+    table = choices(**{FORETOLD["predicted"]: [0.9, 0.8, 0.7]}).assign(measured=[0.9, 0.8, 0.7])
+    words = choice_in_words(table)
+    assert "slower than no drafter at all; advice, before the run chooses it too" in words
+    assert "No advice" not in words

@@ -45,18 +45,17 @@ def rewrite(run, name, change):
 
 def test_groups_have_their_own_alpha_and_close(run):
     rounds, groups = run.rounds(), account_sums(run).by("category")
-    for group in groups:
-        account = group.account
-        arm = rounds[(rounds["category"] == group.name) & (rounds["method"] == "ngram")]
-        assert group.own_alpha and account.alpha == pytest.approx(arm["accepted"].sum() / arm["offered"].sum())
-        enough = group.name == "code"  # prose has three prompts
+    for account in groups:
+        arm = rounds[(rounds["category"] == account.group) & (rounds["method"] == "ngram")]
+        assert account.own_alpha and account.alpha == pytest.approx(arm["accepted"].sum() / arm["offered"].sum())
+        enough = account.group == "code"  # prose has three prompts
         assert all(interval.known == enough for interval in account.intervals.values())
         assert account.product == pytest.approx(account.speedup, abs=1e-9) and len(account.factors) == 8
-    assert [(group.name, group.account.prompts) for group in groups] == [("code", 5), ("prose", 3)]
+    assert [(account.group, account.prompts) for account in groups] == [("code", 5), ("prose", 3)]
     silent = account_sums(run).by("prompt")[-1]
-    factors = silent.account.factors
-    assert silent.name == "p7" and not silent.own_alpha
-    assert silent.account.alpha == pytest.approx(account_of(run).alpha)
+    factors = silent.factors
+    assert silent.group == "p7" and not silent.own_alpha
+    assert silent.alpha == pytest.approx(account_of(run).alpha)
     assert factors["offered"] == pytest.approx(1 / factors["omega"])
     assert not any(interval.known for interval in silent.account.intervals.values())  # one prompt
     main, category, prompts = sections = account_sections(run)
@@ -90,7 +89,7 @@ def test_t1_is_the_mean_call_of_the_baseline_of_the_run_and_of_each_group(run):
         return table.assign(verify_s=table["verify_s"].where(~prose, 0.0205))
 
     rewrite(run, "rounds", slower)
-    code, prose = (group.account for group in account_sums(run).by("category"))
+    code, prose = account_sums(run).by("category")
     assert (code.t1_s, prose.t1_s) == (pytest.approx(0.02), pytest.approx(0.0205))
     assert code.t1_s < account_of(run).t1_s < prose.t1_s
 

@@ -19,7 +19,7 @@ import pytest
 from fixtures.simulated_runs import SimulatedRun, write_run_folder
 
 from specdec.advice.advice import RoundCost, judge, predict
-from specdec.analysis.acceptance.gamma_choice import gamma_choice
+from specdec.analysis.acceptance.model_sections import gamma_choice
 from specdec.analysis.findings.compare import comparison_section
 from specdec.analysis.findings.run_findings import RunFindings, run_findings
 from specdec.analysis.intervals import FEWEST, POSITIVE, RELATIVE, SHARE, Interval, Range, per_round

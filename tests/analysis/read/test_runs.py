@@ -15,7 +15,7 @@ from fixtures.rounds_tables import build_rounds
 
 from specdec.analysis.findings.compare import comparison_section
 from specdec.analysis.pages.notebook import own_run
-from specdec.analysis.papers.published import COLUMNS, leviathan_table_1, load_published, table_1_in_words
+from specdec.analysis.papers.paper_tables import COLUMNS, leviathan_table_1, load_published, table_1_in_words
 from specdec.analysis.read import find_runs
 from specdec.analysis.read.runs import Run, current_name, open_folder
 from specdec.analysis.rounds import GENERATION

@@ -8,7 +8,7 @@ from math import isnan, nan
 import pandas as pd
 import pytest
 
-from specdec.analysis.papers.published import COLUMNS, leviathan_table_3
+from specdec.analysis.papers.paper_tables import COLUMNS, leviathan_table_3
 from specdec.analysis.read.runs import Run
 from specdec.analysis.research import alpha_table as table_of
 from specdec.errors import UsageError

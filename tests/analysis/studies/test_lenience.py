@@ -6,7 +6,7 @@ import pytest
 
 from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.lenience import drafter_alphas, rules
-from specdec.theory.speedup import optimal_gamma
+from specdec.theory.capped_geometric import optimal_gamma
 
 ABOUT = About("small_model on pocket (float32), a computer", "stdlib_code", False, 300, 1)
 LENIENCES = (1.0, 0.5, 0.1)
