@@ -185,7 +185,7 @@ def test_a_stage_leaves_the_terminal_to_the_bars_of_others(screen):
 def test_models_are_named_as_they_are_loaded(screen, monkeypatch, target, said):
     """Beside another target, `drafter.model=pocket` means the heads that come along for that one."""
     pocket = model_path("pocket")
-    monkeypatch.setattr("specdec.models.load.installed_smollm2", lambda: pocket)  # whose package need not be installed
+    monkeypatch.setattr("specdec.models.model_files.installed_smollm2", lambda: pocket)  # it need not be installed
     text = screen(False)
     with loading(plan(composed("+drafter=grounded", f"target.model={target}"))):
         assert text.getvalue() == f"Load: {said} ...\n"

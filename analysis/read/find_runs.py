@@ -27,7 +27,7 @@ STUDY = "study.json"  # the file by which a study's folder is known
 DECODED = ("rounds.parquet", "rounds", "generations.jsonl", "loads.parquet")
 
 
-class Named(NamedTuple):
+class NamedRuns(NamedTuple):
     """The runs and studies that some names stand for, in order, each once, and sentences about what was left out."""
 
     runs: list[Run]
@@ -35,7 +35,7 @@ class Named(NamedTuple):
     notes: list[str]
 
 
-def find_runs(names: Sequence[str], tracking_uri: str) -> Named:
+def find_runs(names: Sequence[str], tracking_uri: str) -> NamedRuns:
     """Return the runs and the finished studies of all names. A folder is taken before a run id, a run id before an
     experiment's name. UsageError, naming it, for a name that is none of these, or has neither a run nor a study.
     """
@@ -64,18 +64,18 @@ def find_runs(names: Sequence[str], tracking_uri: str) -> Named:
         runs |= {run.source: run for run in named.runs if run.source not in runs}
         studies |= {study.source: study for study in named.studies if study.source not in studies}
         notes += named.notes
-    return Named(list(runs.values()), list(studies.values()), notes)
+    return NamedRuns(list(runs.values()), list(studies.values()), notes)
 
 
-def _in_folder(folder: Path) -> Named:
+def _in_folder(folder: Path) -> NamedRuns:
     """Return the folder's own run, or the runs of all sweep cells below it, and the studies in or below it."""
     holding = sorted((path.parent for path in folder.rglob(STUDY)), key=_natural)
     studies = [finished_study(path) for path in holding]
     decoded = sorted({path.parent for kind in DECODED for path in folder.rglob(kind)} - {*holding}, key=_natural)
     if studies and not decoded:
-        return Named([], studies, [])
+        return NamedRuns([], studies, [])
     if (folder / "config.yaml").is_file():
-        return Named([open_folder(folder)], studies, [])
+        return NamedRuns([open_folder(folder)], studies, [])
     configured = {path.parent for path in folder.rglob("config.yaml") if ".hydra" not in path.parts} - {*holding}
     runs = [open_folder(path) for path in decoded if path in configured]
     if not runs:
@@ -84,7 +84,7 @@ def _in_folder(folder: Path) -> Named:
     notes = [f"{unfinished} of {len(runs)} runs below {folder} did not finish."] if unfinished else []
     if silent := len(configured) - len(runs):
         notes.append(f"{silent} of {len(configured)} runs below {folder} left no round and are not shown.")
-    return Named(runs, studies, notes)
+    return NamedRuns(runs, studies, notes)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
@@ -92,16 +92,16 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in path.parts]
 
 
-def _in_store(name: str, tracking_uri: str) -> Named:
+def _in_store(name: str, tracking_uri: str) -> NamedRuns:
     """Return the run or study of an id; else an experiment's studies and its finished main runs, oldest first."""
     studies = [logged_study(tracking_uri, run_id) for run_id in study_ids(tracking_uri, name)]
     if RUN_ID.fullmatch(name):
-        return Named([] if studies else [open_run(tracking_uri, name)], studies, [])
+        return NamedRuns([] if studies else [open_run(tracking_uri, name)], studies, [])
     try:
         table = load_runs(tracking_uri, name)
     except UsageError:
         if studies:  # of an experiment without a main run
-            return Named([], studies, [])
+            return NamedRuns([], studies, [])
         raise
     finished = table[table["status"] == "FINISHED"]
     if finished.empty:
@@ -111,7 +111,7 @@ def _in_store(name: str, tracking_uri: str) -> Named:
     left = len(table) - len(finished)
     note = f"{left} of {len(table)} runs of the experiment {name!r} did not finish and are not shown."
     runs = [open_run(tracking_uri, str(run_id)) for run_id in finished.index[::-1]]
-    return Named(runs, studies, [note] if left else [])
+    return NamedRuns(runs, studies, [note] if left else [])
 
 
 def read_study(files: Mapping[str, Path], source: str) -> FinishedStudy:

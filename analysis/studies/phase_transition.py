@@ -259,8 +259,8 @@ def _slowdown_section(
         shown = part[[shape in _SHOWN or shape == most for shape in shapes]]
         for line in shown.itertuples():
             off = "" if np.isnan(line.spread) else f" ± {line.slowdown * line.spread:.2f}"
-            unit = f" ({1e3 * line.seconds:.3g} ms)" if (line.k, line.w) == UNIT else ""
-            said.append(f"{line.slowdown:.2f}{off}{unit}")
+            seconds = f" ({1e3 * line.seconds:.3g} ms)" if (line.k, line.w) == UNIT else ""
+            said.append(f"{line.slowdown:.2f}{off}{seconds}")
         wide = shown.assign(said=said).pivot(index=["k", "w", "rows_evaluated"], columns="context", values="said")
         wide = wide.fillna("–").rename(columns="{:,} cached".format).rename_axis(columns=None).reset_index()
         table = wide.rename(columns={"rows_evaluated": "tokens"})

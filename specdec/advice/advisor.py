@@ -62,10 +62,8 @@ logger = logging.getLogger(__name__)
 
 
 def advise(plan: Plan, folder: Path) -> Advice:
-    """Predict every gamma of `measurement.gammas`, print and keep the advice.
-
-    Raises:
-        SpecdecError: see `specdec.errors`; UsageError also for drafters and verifiers that cannot be replayed.
+    """Predict every gamma of `measurement.gammas`, print and keep the advice. Raises SpecdecError: see
+    `specdec.errors`; UsageError also for drafters and verifiers that cannot be replayed.
     """
     assert plan.advice is not None
     with loading(plan):
@@ -355,10 +353,7 @@ def predicted_walks(texts: Sequence[tuple[int, Generation]], gammas: Sequence[in
     """Return the walk of each text at each gamma, by the model of stretches fitted to their rounds (theory.md 5.7).
 
     A prompt whose texts took more rounds at the largest gamma than the model expects takes as many times more at every
-    gamma, so that prompts differ in the prediction as they do in decoding.
-
-    Raises:
-        UsageError: too few rounds for a fit.
+    gamma, so that prompts differ in the prediction as they do in decoding. Raises UsageError: too few rounds for a fit.
     """
     longest = max(gammas)
     lines = []

@@ -58,10 +58,8 @@ class BatchTarget(ABC):
 
     @abstractmethod
     def verify(self, drafts: Mapping[int, Draft]) -> dict[int, Tensor]:
-        """Evaluate root and draft of each slot in one call; return p [N+1, V] of each, as `Target.verify` does.
-
-        Raises:
-            NumericsError: the logits are not finite; names the position.
+        """Evaluate root and draft of each slot in one call; return p [N+1, V] of each, as `Target.verify` does. Raises
+        NumericsError: the logits are not finite; names the position.
         """
 
     @abstractmethod
@@ -84,10 +82,8 @@ class BatchTarget(ABC):
 
 
 def batch_target(target: Target, slots: int) -> BatchTarget:
-    """Return the target for `slots` sequences at once; it leaves the target's own cache alone.
-
-    Raises:
-        UsageError: a target, or a way of evaluating drafts, that takes one sequence at a time.
+    """Return the target for `slots` sequences at once; it leaves the target's own cache alone. Raises UsageError: a
+    target, or a way of evaluating drafts, that takes one sequence at a time.
     """
     if isinstance(target, Table):
         return TableBatch(target, slots)

@@ -83,11 +83,8 @@ def decode_batch(
 
     Every request brings its own generators, so that its output depends neither on the size of the batch nor on the
     order of requests. The marks of a round are those of its step; its durations are these divided by the sequences
-    active in it (`Round.batch`), so that rounds add up to the total.
-
-    Raises:
-        NumericsError: the target's logits were not finite; `partials` holds, by place of the request, what was decoded
-            before.
+    active in it (`Round.batch`), so that rounds add up to the total. Raises NumericsError: the target's logits were not
+    finite; `partials` holds, by place of the request, what was decoded before.
     """
     longest = max((len(each.prompt) + each.max_new_tokens for each in requests), default=0)
     room = target.target.room(structure.tree)
@@ -126,8 +123,9 @@ def decode_batch(
     for rounds, prefills in steps:
         marks = rounds[0].marks
         verbs = pairwise([marks.start, marks.drafted, marks.verified, marks.accepted, marks.committed])
+        draft_s, verify_s, accept_s, commit_s = (clock.seconds(*each) for each in verbs)
         prefill_s = sum(clock.seconds(*each) for each in prefills)
-        measured.append(BatchStep(rounds, *(clock.seconds(*each) for each in verbs), prefill_s))
+        measured.append(BatchStep(rounds, draft_s, verify_s, accept_s, commit_s, prefill_s))
     return BatchDecoded([done[place] for place in range(len(requests))], measured)
 
 

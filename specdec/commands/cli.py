@@ -225,10 +225,7 @@ def cell_label(without: Sequence[str] = ()) -> str:
 def help_page(config_name: str, overrides: Sequence[str]) -> str:
     """Return the page behind `--help` for the configuration that `overrides` choose: the groups, and every key with its
     value and its comment, as the YAML files have them. Hydra's own page takes seconds to list the groups, and knows no
-    comments.
-
-    Raises:
-        Exception: a composition error, which Hydra and OmegaConf raise as some ten types.
+    comments. Raises Exception: a composition error, which Hydra and OmegaConf raise as some ten types.
     """
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf

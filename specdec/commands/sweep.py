@@ -143,10 +143,8 @@ def open_sweep(config: DictConfig, here: Path) -> tuple[Path, SweepRecord, FileL
     """Choose and lock the folder of the sweep that begins or goes on, write its record, and make Hydra write there, in
     this process and in those of its launcher, wherever they start.
 
-    Sets the environment variables by which cells, in whatever process, know what may be kept and what is varied.
-
-    Raises:
-        UsageError: the folder holds a finished sweep or another one; there is no sweep to resume; other code.
+    Sets the environment variables by which cells, in whatever process, know what may be kept and what is varied. Raises
+    UsageError: the folder holds a finished sweep or another one; there is no sweep to resume; other code.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -303,10 +301,7 @@ def conclude(error: BaseException | None) -> int:
     """Write the sweep's table, close its parent run, and return the sweep's exit code; 0 if there was no sweep.
 
     If every cell failed in its configuration, the parent run is deleted. `error` is what ended the sweep early, if
-    anything did.
-
-    Raises:
-        EnvironmentFault: tracking is required and the store fails.
+    anything did. Raises EnvironmentFault: tracking is required and the store fails.
     """
     global _launched
     sweep, _launched = _launched, None

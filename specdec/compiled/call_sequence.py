@@ -118,10 +118,8 @@ class PackagedStep:
         self._options = (len(kinds), *types)
 
     def __call__(self, tokens: Tensor, positions: Tensor, masks: Masks, unread: bool = False) -> Pass:
-        """Evaluate tokens [N] at positions [N]; with `unread`, nobody reads the logits, which are then empty.
-
-        Raises:
-            RuntimeError: a program failed.
+        """Evaluate tokens [N] at positions [N]; with `unread`, nobody reads the logits, which are then empty. Raises
+        RuntimeError: a program failed.
         """
         # Contiguous, because the strides of a view of the mask's buffer depend on the buffer.
         given = [tokens.contiguous(), positions, *(mask.contiguous() for mask in masks.values())]

@@ -255,7 +255,7 @@ class _Tail(nn.Module):
 
 def _place(block: nn.Module) -> int | None:
     """Return the number of a layer's part of the cache; None for one without attention."""
-    places = {module.layer_idx for module in block.modules() if hasattr(module, "layer_idx")}
+    places = {vars(module)["layer_idx"] for module in block.modules() if "layer_idx" in vars(module)}
     if len(places) > 1:
         raise Uncuttable("a layer holds several attentions")
     return next(iter(places), None)

@@ -109,10 +109,8 @@ def packaged_product(weight: Tensor, packages: PackageFolder) -> Callable[[Tenso
 
 
 def _packages(programs: Mapping[int, Call], kind: str, packages: PackageFolder) -> dict[int, Path]:
-    """Return the files of programs, by their keys; those that are new are compiled now.
-
-    Raises:
-        CompilesLong: that would take longer than the folder allows.
+    """Return the files of programs, by their keys; those that are new are compiled now. Raises CompilesLong: that would
+    take longer than the folder allows.
     """
     from specdec.progress import stage  # on demand: the GPU script runs where rich is not installed
 

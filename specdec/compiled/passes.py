@@ -51,10 +51,8 @@ Mode = Literal["trace", "inductor"]
 def mode_for(wanted: bool | str, device: torch.device) -> Mode | None:
     """Return the mode of passes on a device for a value of `target.compile` (true, false, trace or auto); None: eager.
 
-    Where a program that compilation needs is missing, "auto" warns and traces.
-
-    Raises:
-        UsageError: `true`, and such a program is missing.
+    Where a program that compilation needs is missing, "auto" warns and traces. Raises UsageError: `true`, and such a
+    program is missing.
     """
     if wanted is False:
         return None

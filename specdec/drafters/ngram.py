@@ -131,7 +131,7 @@ class Ngram(Lookup):
             found = Continuations(known.tokens, known.tokens, places, room, at, begin, left, left)
             parts.append(copied_rounds(found, structure, "ngram", known.windows))
         *columns, _ = zip(*parts, strict=True)
-        return PossibleRounds(*map(np.concatenate, columns), strategy="ngram")
+        return PossibleRounds._make((*map(np.concatenate, columns), "ngram"))
 
     def rows(self, k: int, w: int) -> list[tuple[int, ...]]:
         """Return at most k continuations of the text, best first, of w tokens, or of fewer where the text ends before.

@@ -121,8 +121,8 @@ class Suffix(Lookup):
             size = (self._config.factor * length + self._config.offset + 1e-6).astype(np.int64)
             size = np.where(earlier > 0, np.minimum(size, left), size)
             size[length < self._config.match_min] = 0
-            found = Continuations(known, tokens, places, room, at, begin + len(known) * earlier, size, left)
-            rounds.append(copied_rounds(found, structure, "suffix"))
+            copies = Continuations(known, tokens, places, room, at, begin + len(known) * earlier, size, left)
+            rounds.append(copied_rounds(copies, structure, "suffix"))
         return rounds
 
     def _rows(self, matches: int, width: int) -> list[tuple[int, ...]]:

@@ -69,11 +69,7 @@ class Probed:
 
     @classmethod
     def from_json(cls, values: Mapping[str, object]) -> "Probed":
-        """Read back what `asdict` gave before it went through JSON.
-
-        Raises:
-            TypeError: other values.
-        """
+        """Read back what `asdict` gave before it went through JSON. Raises TypeError: other values."""
         return cls(**{**values, "pending": tuple(values.get("pending", ()))})  # type: ignore[arg-type]
 
     def sentences(self, who: str) -> tuple[str, ...]:

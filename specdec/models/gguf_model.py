@@ -37,11 +37,9 @@ _GPT2 = {"gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling",
 
 
 def gguf_metadata(name: str) -> dict[str, Any]:
-    """Return the metadata of a GGUF file, whose arrays of texts are only counted. No weight is read.
-
-    Raises:
-        ModelLoadError: no such file, a damaged one, one of several parts, an architecture that transformers does not
-            read from GGUF, or too old a transformers.
+    """Return the metadata of a GGUF file, whose arrays of texts are only counted. No weight is read. Raises
+    ModelLoadError: no such file, a damaged one, one of several parts, an architecture that transformers does not read
+    from GGUF, or too old a transformers.
     """
     check_gguf(Path(name))
     with _damage(name):
@@ -71,10 +69,8 @@ def _read_metadata(name: str, *state: int) -> Mapping[str, Any]:
 
 
 def stored_weights(metadata: Mapping[str, Any]) -> tuple[str, torch.dtype | None]:
-    """Return in what form a file holds its weights ("Q4_1"), and their number format; None for quantised blocks.
-
-    Raises:
-        ModelLoadError: the package gguf is not installed.
+    """Return in what form a file holds its weights ("Q4_1"), and their number format; None for quantised blocks. Raises
+    ModelLoadError: the package gguf is not installed.
     """
     kind = metadata.get("general.file_type")
     try:
@@ -102,10 +98,8 @@ class GgufFile:
 
     def complete(self, config: Any) -> None:
         """Put into a configuration what transformers does not take over from the file: its end tokens, Llama 3's rope.
-
-        Raises:
-            ModelLoadError: a value of the file that transformers would not compute with; tokens that the weights do not
-                have.
+        Raises ModelLoadError: a value of the file that transformers would not compute with; tokens that the weights do
+        not have.
         """
         ends = {self.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in _END_TOKENS}
         config.eos_token_id = sorted(ends - {None}) or None
@@ -127,10 +121,8 @@ class GgufFile:
         config.vocab_size = rows
 
     def settle(self, model: Any) -> None:
-        """Make a model that was read from the file a plain one, under the file's name.
-
-        Raises:
-            ModelLoadError: the file holds weights that the model does not.
+        """Make a model that was read from the file a plain one, under the file's name. Raises ModelLoadError: the file
+        holds weights that the model does not.
         """
         held = sum(int(tensor.n_elements) for tensor in self._reader.tensors if tensor.name != "rope_freqs.weight")
         taken = sum({weight.data_ptr(): weight.numel() for weight in model.state_dict().values()}.values())
@@ -186,10 +178,8 @@ def open_gguf(name: str) -> Iterator[GgufFile]:
 
     transformers opens a file anew for the configuration and for the weights, reads its whole vocabulary each time, and
     makes a table of llama.cpp's names for every module. Here the file is opened and the table made once, and the
-    vocabulary is for the tokenizer alone, which takes a file of 135 million weights from 19 s of a core to 7.
-
-    Raises:
-        ModelLoadError: see `gguf_metadata`; the package gguf is not installed; a truncated file.
+    vocabulary is for the tokenizer alone, which takes a file of 135 million weights from 19 s of a core to 7. Raises
+    ModelLoadError: see `gguf_metadata`; the package gguf is not installed; a truncated file.
     """
     metadata, gguf = gguf_metadata(name), _gguf()
     from transformers import modeling_gguf_pytorch_utils as reading
@@ -233,10 +223,8 @@ def open_gguf(name: str) -> Iterator[GgufFile]:
 
 
 def load_gguf_tokenizer(name: str) -> Any:
-    """Return the tokenizer of a GGUF file, with its chat template; None for a file without one.
-
-    Raises:
-        ModelLoadError: a tokenizer of a kind that transformers does not read, or a damaged one.
+    """Return the tokenizer of a GGUF file, with its chat template; None for a file without one. Raises ModelLoadError:
+    a tokenizer of a kind that transformers does not read, or a damaged one.
     """
     metadata = gguf_metadata(name)
     kind = metadata.get("tokenizer.ggml.model", "none")

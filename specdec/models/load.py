@@ -27,10 +27,7 @@ Kind = Literal["causal", "encoder_decoder"]  # registry name of the target that 
 def model_path(name: str, part: str = "target") -> str:
     """Return where a model lies: the folder of a pocket model that comes with specdec, the installed file of SmolLM2,
     the one GGUF file of a folder, or `name` itself (a folder, a GGUF file or a hub id), where a ~ stands for the user's
-    own folder.
-
-    Raises:
-        ModelLoadError: SmolLM2 is not installed, or a folder has several GGUF files.
+    own folder. Raises ModelLoadError: SmolLM2 is not installed, or a folder has several GGUF files.
     """
     if name == POCKET:
         return str(Path(__file__).resolve().parent.parent / "pocket" / part)

@@ -59,10 +59,8 @@ def check_revision(name: str, revision: str | None, key: str = "revision") -> No
 
 
 def check_folder(folder: Path) -> int:
-    """Return how many tensors the files of a model's folder hold.
-
-    Raises:
-        ModelLoadError: it has no config.json or no safetensors, or is a file; see `check_whole`.
+    """Return how many tensors the files of a model's folder hold. Raises ModelLoadError: it has no config.json or no
+    safetensors, or is a file; see `check_whole`.
     """
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"Model folder {folder} has no config.json; give the folder that holds the model.")
@@ -115,10 +113,8 @@ def check_gguf(path: Path) -> None:
 
 
 def check_whole(place: Path) -> int:
-    """Return how many tensors a safetensors file holds, or those of a folder.
-
-    Raises:
-        ModelLoadError: a file is cut off, no safetensors, or missing though the folder's index names it.
+    """Return how many tensors a safetensors file holds, or those of a folder. Raises ModelLoadError: a file is cut off,
+    no safetensors, or missing though the folder's index names it.
     """
     tensors = sum(map(_tensors, [place] if place.is_file() else sorted(place.glob("*.safetensors"))))
     for index in place.glob("*.safetensors.index.json"):

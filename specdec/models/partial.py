@@ -36,10 +36,8 @@ def block_parts(blocks: Iterable[int]) -> frozenset[ModelPart]:
 
 
 def parse_parts(written: Iterable[int | str]) -> frozenset[ModelPart]:
-    """Return the parts that a list names: `3` is a whole block, `"3.attention"` and `"3.mlp"` are its parts.
-
-    Raises:
-        ValueError: an entry of another form; names it.
+    """Return the parts that a list names: `3` is a whole block, `"3.attention"` and `"3.mlp"` are its parts. Raises
+    ValueError: an entry of another form; names it.
     """
     parts = set[ModelPart]()
     for entry in written:
@@ -60,11 +58,9 @@ def written_parts(parts: Collection[ModelPart]) -> list[int | str]:
 
 
 def blocks_of(model: Any, name: str) -> nn.ModuleList:
-    """Return the blocks of a decoder, which messages call `name`.
-
-    Raises:
-        UsageError: the model's layout is not known: no list of as many modules as it has layers, or several, or a block
-            without exactly one attention, unless a part of it was skipped (see `partial_model`).
+    """Return the blocks of a decoder, which messages call `name`. Raises UsageError: the model's layout is not known:
+    no list of as many modules as it has layers, or several, or a block without exactly one attention, unless a part of
+    it was skipped (see `partial_model`).
     """
     layers = model.config.get_text_config().num_hidden_layers
     lists = [
@@ -85,11 +81,8 @@ def partial_model(model: Any, skipped: Collection[ModelPart], name: str) -> Any:
     configuration counts the blocks that are left, and the attentions that are left use the first layers of a cache.
 
     A block of which both parts are skipped is left out; a single part adds nothing instead of what it would add.
-    Messages call the model `name`.
-
-    Raises:
-        UsageError: see `blocks_of`; also for a block that is not there, for a part that the model does not have as a
-            module of its own, and where no attention would be left.
+    Messages call the model `name`. Raises UsageError: see `blocks_of`; also for a block that is not there, for a part
+    that the model does not have as a module of its own, and where no attention would be left.
     """
     layers = len(blocks_of(model, name))
     if getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0):

@@ -64,11 +64,8 @@ def open_decoder(decoder: AnyDecoder) -> Probed:
     token, so that the size of a slot is known.
 
     Where the model's attention fails and the eager one does not, the model is switched to that; where it takes no masks
-    and positions of ours, as BLOOM, its own are tried.
-
-    Raises:
-        ModelLoadError: it fails, its logits are not finite, a later token changes earlier logits, or a chain over the
-            cache differs from a plain pass.
+    and positions of ours, as BLOOM, its own are tried. Raises ModelLoadError: it fails, its logits are not finite, a
+    later token changes earlier logits, or a chain over the cache differs from a plain pass.
     """
     how = _how(decoder)
     known = _KNOWN.get(decoder.model)

@@ -70,10 +70,8 @@ def sharded(name: str, size: int, device: torch.device) -> dict[str, Any]:
 def mapped(device_map: DeviceMap) -> dict[str, Any]:
     """Return the options with which transformers places the layers of a model as `target.device_map` says.
 
-    Layers on disk are kept in a temporary folder while the model is in use.
-
-    Raises:
-        UsageError: a file that is no map, a device that is not there.
+    Layers on disk are kept in a temporary folder while the model is in use. Raises UsageError: a file that is no map, a
+    device that is not there.
     """
     placed = device_map
     if isinstance(device_map, str) and device_map != "auto":

@@ -46,7 +46,7 @@ class Chunk:
     A suffix that is the beginning of another comes before it.
     """
 
-    def __init__(self, tokens: memoryview | np.ndarray, suffixes: memoryview | np.ndarray) -> None:
+    def __init__(self, tokens: Any, suffixes: Any) -> None:
         self.tokens, self.suffixes = memoryview(tokens), memoryview(suffixes)
         self._begins: dict[int, tuple[int, int]] = {}  # token -> its range of suffixes, as far as asked for
 

@@ -14,7 +14,7 @@ import torch
 
 from specdec.analysis.busy_machine import undisturbed
 from specdec.analysis.findings.run_metrics import SAMPLED
-from specdec.batching.batch_target import BatchTarget
+from specdec.batching.batch_parts import BatchTarget
 from specdec.clock import Clock, SimulatedClock
 from specdec.drafters import Drafter
 from specdec.errors import NumericsError

@@ -279,10 +279,7 @@ class Causal(ModelTarget, HiddenStates):
 
 def _spread(config: CausalConfig, name: str, device: torch.device) -> dict[str, Any] | None:
     """Return how the weights are laid out over several devices, and quantised as they are read; None for a model in one
-    piece as it was trained.
-
-    Raises:
-        UsageError: both ways at once, a way that does not fit the model or the machine.
+    piece as it was trained. Raises UsageError: both ways at once, a way that does not fit the model or the machine.
     """
     other = "target.model=random" if config.shape is not None else ""
     if config.tensor_parallel > 1:

@@ -180,9 +180,7 @@ class Target(ABC):
 
     def check_draft(self, structure: Structure) -> None:
         """Check that there is memory for p and the mask of a full draft; to be called before such a tree is made.
-
-        Raises:
-            UsageError: there is less memory.
+        Raises UsageError: there is less memory.
         """
         batch = self.evaluation == "rows" and structure.branches > 1
         tokens = structure.branches * (structure.gamma + 1) if batch else structure.nodes + 1
@@ -202,11 +200,9 @@ class Target(ABC):
 
     @abstractmethod
     def verify(self, draft: Draft) -> Tensor:
-        """Evaluate root and draft in one call; return p [N+1, V], in place 0 the law after the root.
-
-        Raises:
-            NumericsError: the logits are not finite; names the position. On a GPU `commit` raises it, because an
-                earlier look would wait for the device.
+        """Evaluate root and draft in one call; return p [N+1, V], in place 0 the law after the root. Raises
+        NumericsError: the logits are not finite; names the position. On a GPU `commit` raises it, because an earlier
+        look would wait for the device.
         """
 
     def verify_roots(self, sequences: int) -> Tensor:
@@ -223,9 +219,7 @@ class Target(ABC):
 
     def agreed(self, draft: Draft, acceptance: Acceptance) -> Acceptance:
         """Return the decision of a round that all processes of the target take: rank 0's where there are several.
-
-        Raises:
-            EnvironmentFault: this process verified another draft than rank 0.
+        Raises EnvironmentFault: this process verified another draft than rank 0.
         """
         return acceptance
 

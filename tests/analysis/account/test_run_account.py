@@ -57,7 +57,7 @@ def test_groups_have_their_own_alpha_and_close(run):
     assert silent.group == "p7" and not silent.own_alpha
     assert silent.alpha == pytest.approx(account_of(run).alpha)
     assert factors["offered"] == pytest.approx(1 / factors["omega"])
-    assert not any(interval.known for interval in silent.account.intervals.values())  # one prompt
+    assert not any(interval.known for interval in silent.intervals.values())  # one prompt
     main, category, prompts = sections = account_sections(run)
     assert "No proposal was ever tested for 1 of 8 (p7)" in " ".join(text for each in sections for text in each.text)
     assert "tokens per round at gamma 3; the capped geometric, which accepts every draft token" in main.text[0]

@@ -12,8 +12,7 @@ from specdec.analysis.cost.call_cost import CallCost, call_table, fit_cost, fit_
 from specdec.analysis.cost.cost_figure import cost_figure
 from specdec.analysis.cost.cost_report import CostReport
 from specdec.cost_model import DraftCost, SimulatedCost
-from specdec.theory.distinct_experts import distinct_experts
-from specdec.theory.roofline import Product
+from specdec.theory.roofline import Product, distinct_experts
 
 PRODUCTS = (
     Product("q_proj", 320, 320, 8, 2),
