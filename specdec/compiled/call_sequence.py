@@ -88,11 +88,7 @@ class PackagedStep:
     """
 
     def __init__(self, library: Path, calls: Sequence[ProgramCall], decoder: Decoder, cache: KVCache) -> None:
-        """
-        Args:
-            library: the walk itself, compiled (see `write_sequence`).
-            calls: the last one makes the logits and nothing else.
-        """
+        """Take the compiled walk (see `write_sequence`) and calls; the last makes the logits and nothing else."""
         self._number, self._cache, kinds, kept = len(calls), cache, list(decoder.windows), decoder.kept
         layers = len(calls) - 2 - (0 in kept)
         self._states = ["states" if offset == 0 else f"states {layers - offset}" for offset in kept]

@@ -31,9 +31,8 @@ _TOLERANCE = 1e-3
 
 
 def slot_buckets(capacity: int) -> list[int]:
-    """Return the numbers of slots that graphs over a cache attend to, in increasing order; the last is its capacity.
-
-    A call takes the first one that holds its text, so that a short text in a large cache does not pay for all of it.
+    """Return the numbers of slots that graphs over a cache attend to, in increasing order; the last is its capacity. A
+    call takes the first one that holds its text, so that a short text in a large cache does not pay for all of it.
     """
     sizes = []
     slots = _LEAST_SLOTS
@@ -48,11 +47,8 @@ class StaticCall(ABC, Generic[Result]):
     fixed shapes, so that CUDA graphs can hold it: one for each bucket of the cache's slots.
 
     On a CPU nothing is captured, and the same passes run one by one; the tests run them in this way. Graphs read the
-    weights where they lay when they were recorded.
-
-    Attributes:
-        cache: the cache that the passes read and write; a text in another cache needs another call.
-        size: slots that the work takes, from its first one on.
+    weights where they lay when they were recorded. A text in another cache than `cache`, which the passes read and
+    write, needs another call. The work takes `size` slots, from its first one on.
     """
 
     shapes = 1  # of passes: nothing checks the shapes of a compiled one, so each has its own
@@ -72,9 +68,7 @@ class StaticCall(ABC, Generic[Result]):
 
     @abstractmethod
     def _departures(self, decoder: Decoder, prefix: int) -> Iterator[float]:
-        """Do the work behind the first `prefix` slots, and yield by how much it departs from plain calls: see
-        `departure`.
-        """
+        """Do the work behind the first `prefix` slots; yield how far it departs from plain calls: see `departure`."""
 
     def optimise(self) -> None:
         """Have inductor fuse the kernels of the passes, which takes seconds for each bucket of slots."""
@@ -163,12 +157,9 @@ class StaticStep(StaticCall[Pass]):
 
 
 class Choice(NamedTuple):
-    """Drafted tokens: those of one step, or of a whole draft.
-
-    Attributes:
-        tokens: [N] in the target's vocabulary.
-        read: [N] the same tokens in the vocabulary of the model that drafts, which reads them next.
-        q: [N, V] the laws that they were drawn from; None for point masses.
+    """Drafted tokens [N], of one step or of a whole draft: `tokens` in the target's vocabulary; `read`, the same ones
+    in that of the model that drafts, which reads them next; `q` [N, V], the laws that they were drawn from, None for
+    point masses.
     """
 
     tokens: Tensor
@@ -193,18 +184,12 @@ class StaticLoop(StaticCall[Choice]):
 
     The first step always reads the last two committed tokens. The cache lacks the last of them, or both after a draft
     that was accepted whole; a slot that is already filled is written again, so that one graph serves both cases.
-
-    Attributes:
-        gamma: tokens of a draft.
     """
 
     shapes = 2  # of passes: on the two tokens that it begins with, and on one
 
     def __init__(self, decoder: Decoder, gamma: int, choose: Callable[[Tensor, Tensor], Choice]) -> None:
-        """
-        Args:
-            choose: (the model's logits [1, V], a uniform number []) -> the next token; must not wait for the device.
-        """
+        """Take `choose`, (logits [1, V], a uniform number []) -> the next token, which must not wait for the device."""
         super().__init__(decoder, gamma + 1)
         self.gamma, self._choose = gamma, choose
         self._last = torch.zeros(2, dtype=torch.long, device=decoder.device)
@@ -213,11 +198,8 @@ class StaticLoop(StaticCall[Choice]):
         self._choice: Choice | None = None
 
     def __call__(self, last: Sequence[int], place: int, uniforms: Tensor | None) -> Choice:
-        """
-        Args:
-            last: the last two committed tokens.
-            place: slot of the first of them; the cache holds all tokens before it.
-            uniforms: [gamma] float64 in [0, 1), if `choose` draws; else None.
+        """Draft behind the last two committed tokens. The first of them has the slot `place`, and the cache holds all
+        tokens before it; `uniforms` [gamma] are float64 in [0, 1), if `choose` draws, else None.
         """
         # `fill_` sends its number with the launch of the kernel; a copy from the host would wait for the device.
         for slot, token in zip(self._last, last, strict=True):
@@ -308,18 +290,14 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def logit_departure(found: Tensor, plain: Tensor) -> float:
-    """Return the largest difference of two tensors of logits [..., V] as a share of the largest plain one; infinite if
-    one of them is not finite.
-    """
+    """Return the largest difference of logits [..., V] over the largest plain one; infinite if any is not finite."""
     share = (found.float() - plain.float()).abs().amax() / plain.float().abs().amax().clamp_min(1.0)
     return float(share.nan_to_num(torch.inf))
 
 
 @contextmanager
 def random_slots(cache: KVCache) -> Iterator[None]:
-    """Hold random numbers in every slot of a free cache within the context, so that a call that reads a wrong one gives
-    other logits.
-    """
+    """Hold random numbers in every slot of a free cache within the context, so that reading a wrong one shows."""
     layers = [layer for layer in cache.layers if layer.is_initialized]
     for number, layer in enumerate(layers):
         generator = torch.Generator(layer.keys.device).manual_seed(number)

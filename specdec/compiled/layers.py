@@ -51,11 +51,8 @@ class Call(NamedTuple):
 
 def cut(decoder: Decoder, cache: KVCache) -> list[Call]:
     """Return the calls that make up a decoder's pass on any number of tokens, in order, over a cache that has its
-    buffers, of which the first copy is used.
-
-    Raises:
-        Uncuttable: see there.
-        Exception: torch cannot export a part; it raises some ten unrelated types.
+    buffers, of which the first copy is used. Raises Uncuttable, and any Exception where torch cannot export a part:
+    some ten unrelated types.
     """
     model, windows = decoder.model, list(decoder.windows)
     blocks = list(blocks_of(model, decoder.name))
@@ -114,9 +111,7 @@ def with_tensors(model: Any, cache: KVCache, inputs: Sequence[Any]) -> list[Any]
 
 
 def made_of(model: Any, kept: Sequence[int]) -> list[str]:
-    """Return all that the calls of a pass depend on beside the versions of the code: the settings and the weights of
-    the model and of its modules.
-    """
+    """Return what a pass's calls depend on beside the code's versions: settings and weights of model and modules."""
     config = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
     return [type(model).__qualname__, str(config), str(tuple(kept)), str(_kind(model))]
 
@@ -162,11 +157,8 @@ class _Form:
 
 
 class _Taken(NamedTuple):
-    """The arguments of a layer beside the states.
-
-    Attributes:
-        names: of its tensors, among those of the head.
-        leaves: all arguments, with the types `Tensor` and `KVCache` in the places of a tensor and of the cache.
+    """The arguments of a layer beside the states: the `names` of its tensors, among those of the head, and all
+    `leaves`, with the types `Tensor` and `KVCache` in the places of a tensor and of the cache.
     """
 
     names: Sequence[str]
@@ -293,11 +285,8 @@ class _Exported(NamedTuple):
     def call(
         self, path: str, names: Sequence[str], given: Mapping[str, Tensor | str]
     ) -> tuple[Call, dict[str, Tensor | str]]:
-        """Return a call with the weights of the module at a path, and by their names what it makes, or what was given.
-
-        Args:
-            names: of what the part returns.
-            given: arguments by their names; others are values of that name.
+        """Return a call with the weights of the module at a path, and what it makes, or what was given, by the `names`
+        of what the part returns. Arguments are `given` by their names; others are values of that name.
         """
 
         def value(each: Tensor | str) -> Tensor | str:
@@ -312,12 +301,7 @@ class _Exported(NamedTuple):
 
 
 def _exported(name: str, part: nn.Module, names: Sequence[str], *given: Any) -> _Exported:
-    """Export a part of a model.
-
-    Args:
-        names: of its arguments, one after another; further ones are not given.
-        given: an example of them.
-    """
+    """Export a part of a model by the names of its arguments, in order (others are not given), and an example."""
 
     def dynamic(example: Tensor) -> dict[int, Any]:
         # The sizes of an example are those that vary in a pass.

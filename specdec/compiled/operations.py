@@ -20,14 +20,9 @@ _REPLACED = ("sdpa", attention.NAME, attention.GROUPED)  # the same function by 
 
 @torch.library.custom_op("specdec::cache_attention", mutates_args=())
 def cache_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    """Compute attention of query [1, H, N, head] over key [1, G, S, head] and value [1, G, S, v] in float32 or better;
-    H is a multiple of G, whose heads are not repeated.
-
-    Args:
-        mask: additive, [1, 1, N, S], of the same type.
-        scaling: of the scores.
-    Returns:
-        [1, N, H, v].
+    """Compute attention of query [1, H, N, head] over key [1, G, S, head] and value [1, G, S, v] in float32 or better,
+    with scores times `scaling` and an additive mask [1, 1, N, S] of the same type; return [1, N, H, v]. H is a multiple
+    of G, whose heads are not repeated.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     shared = query.shape[1] // key.shape[1]
@@ -71,9 +66,7 @@ def attention_by_kernel(model: Any) -> Iterator[None]:
 
 @torch.library.custom_op("specdec::products", mutates_args=())
 def products(tokens: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-    """Multiply tokens [1, N, inputs] by each of the weights [outputs, inputs] and add its bias [outputs], if there are
-    any: [1, N, outputs of all].
-    """
+    """Multiply tokens [1, N, inputs] by each weight [outputs, inputs]; add any bias [outputs]: [1, N, all outputs]."""
     return torch.cat([linear(tokens, *each) for each in zip(weights, *([biases] if biases else []), strict=True)], -1)
 
 
@@ -83,9 +76,7 @@ def _(tokens: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Te
 
 
 def use_products(module: GraphModule) -> None:
-    """Have an exported graph compute its products with weights that are given to it by the kernel, those of the same
-    tokens as one.
-    """
+    """Have an exported graph compute its products with given weights by the kernel, those of the same tokens as one."""
     graph, by_tokens = module.graph, dict[Any, list[Any]]()
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
         if _by_kernel(node):

@@ -15,12 +15,8 @@ class OwnTemplate(CppTemplate):
     """A kernel that computes one operation and nothing behind it."""
 
     def __init__(self, name: str, code: str, nodes: Sequence[Any], size: Sequence[Any], **values: Any) -> None:
-        """
-        Args:
-            code: a template of jinja; `output` is the result's node, and `number` the type in which sums are made.
-            nodes: the inputs, in memory; the result has the type of the first one.
-            size: of the result.
-            values: further names that stand in the code.
+        """Take a template of jinja, where `output` is the result's node, `number` the type in which sums are made, and
+        `values` further names; the inputs, in memory, the first of which has the result's type; and the result's size.
         """
         layout = ir.FixedLayout(nodes[0].get_device_or_error(), nodes[0].get_dtype(), list(size))
         super().__init__(name, list(nodes), layout, torch.get_num_threads())

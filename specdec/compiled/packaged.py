@@ -63,13 +63,11 @@ def packaged_step(
     decoder: Decoder, cache: KVCache, packages: PackageFolder
 ) -> tuple[PackagedStep, Callable[[], None] | None]:
     """Load a decoder's pass over a cache, which has its buffers, from the folder: the calls that it is made of, and
-    their programs. What is not there is made now.
+    their programs. What is not there is made now. Return with it what keeps its calls in the folder once they were
+    found right; None where they are kept.
 
-    Returns:
-        The pass, and what keeps its calls in the folder once they were found right; None where they are kept.
-    Raises:
-        CompilesLong: see `PackageFolder.seconds`.
-        Exception: the pass cannot be cut, exported or compiled; torch and the compiler raise some ten unrelated types.
+    Raises CompilesLong (see `PackageFolder.seconds`), and any Exception where the pass cannot be cut, exported or
+    compiled: torch and the compiler raise some ten unrelated types.
     """
     model = decoder.model
     with torch.inference_mode(False):
@@ -95,9 +93,7 @@ def packaged_step(
 
 
 def packaged_product(weight: Tensor, packages: PackageFolder) -> Callable[[Tensor, Tensor], Tensor]:
-    """Load (vectors [..., D], weight [V, D]) -> their products [..., V], for weights of this shape, as `packaged_step`
-    loads a pass.
-    """
+    """Load (vectors [..., D], weight [V, D]) -> products [..., V] for weights of this shape (see `packaged_step`)."""
     file = _packages({0: product(weight)}, "output", packages)[0]
     program = torch._C._aoti.AOTIModelContainerRunnerCpu(str(file), 1)
 

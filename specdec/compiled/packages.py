@@ -22,11 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class PackageFolder:
-    """A folder of packages, made when it is needed; where none is wanted, nothing is kept.
-
-    Attributes:
-        path: where they lie; a folder that ends with the process where the wanted one cannot be written.
-        seconds: that making what one model lacks may take.
+    """A folder of packages, made when it is needed; where none is wanted, nothing is kept. Making what one model lacks
+    may take `seconds`. The folder at `path` ends with the process where the wanted one cannot be written.
     """
 
     def __init__(self, wanted: str | Path | None, seconds: float = math.inf) -> None:
@@ -47,12 +44,8 @@ class PackageFolder:
         return Path(self._temporary.name)
 
     def package(self, name: str, depends: Mapping[str, Any], make: Callable[[Path], object]) -> Path:
-        """Return the file of a package, made now if there is none.
-
-        Args:
-            name: the beginning of the file's name.
-            depends: all that the package depends on, as JSON.
-            make: writes the package, a library, to a path.
+        """Return the file of a package, whose name begins with `name`; where there is none, `make` now writes it, a
+        library, to a path. `depends` is all that the package depends on, as JSON.
         """
         path = self.file(name, depends)
         if _sound(path):

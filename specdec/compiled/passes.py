@@ -179,12 +179,9 @@ def compiled_product(weight: Tensor, packages: PackageFolder | None) -> Callable
 
 
 class CompiledPasses:
-    """Passes that serve some of a decoder's calls in place of its modules.
-
-    Attributes:
-        cache: the cache that they write into.
-        steps: the passes by their number of tokens, or one of the keys above.
-        choices: by the calls, in words, which kind of pass serves them, and how far it is from plain modules.
+    """Passes that serve some of a decoder's calls in place of its modules and write into `cache`: `steps` by their
+    number of tokens, or one of the keys above. By the calls, in words, `choices` says which kind of pass serves them,
+    and how far it is from plain modules.
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
@@ -196,9 +193,7 @@ class CompiledPasses:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of tokens that have a pass; 0 stands for all from 2 on, -1 for batches, -2 for batches of roots
-        alone.
-        """
+        """Numbers of tokens that have a pass; 0 stands for all from 2 on, -1 for batches, -2 for batches of roots."""
         return tuple(sorted(self.steps))
 
     def evaluate(self, tokens: Tensor, tree: Tree, unread: bool = False) -> Pass | None:
@@ -256,9 +251,7 @@ class CompiledPasses:
             self._decoder.forward_paths(torch.zeros(batch + 2, dtype=torch.long, device=self._decoder.device), tree)
 
     def compile(self, packages: PackageFolder) -> bool:
-        """Make the pass that is compiled for a CPU, if it can be compiled and gives what the plain modules give; say so
-        otherwise.
-        """
+        """Make the pass that is compiled for a CPU, if it can be and gives what the plain modules give; else say so."""
         decoder = self._decoder
         try:
             step, trust = packaged_step(decoder, self.cache, packages)

@@ -67,10 +67,8 @@ class TracedStep:
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache, tokens: int | None) -> None:
-        """
-        Args:
-            tokens: number of tokens in every call; None for any number from 2 on. If the first call is then a batch,
-                all calls are batches, of any number of sequences from 2 on; so they are for a given number.
+        """Take the number of tokens in every call; None for any number from 2 on. If the first call is then a batch,
+        all calls are batches, of any number of sequences from 2 on; so they are for a given number.
         """
         model, kept = decoder.model, decoder.kept
 
@@ -175,11 +173,8 @@ def products(
     packed: Tensor,
     bias: Tensor | None,
 ) -> Sequence[Tensor]:
-    """Multiply tokens [..., inputs] by each of the weights [outputs, inputs] and add its bias.
-
-    Args:
-        sizes: outputs of each weight.
-        packed, bias: all weights as one, packed, and all biases.
+    """Multiply tokens [..., inputs] by each of the weights [outputs, inputs], whose outputs are `sizes`, and add its
+    bias. All weights as one, packed, are `packed`, and all biases `bias`.
     """
     if tokens.numel() > _FEW * tokens.shape[-1]:
         return [linear(tokens, *each) for each in zip(weights, biases, strict=True)]
@@ -263,11 +258,9 @@ def _replace(record: GraphModule, group: Sequence[Node], packed: Tensor, bias: T
 def read_weights_first(record: GraphModule, tokens: int) -> int:
     """Have a recorded pass read weights before it multiplies by them; return the number of products that do.
 
-    Those of a shape are read if that was faster than the products alone, timed here on the weights themselves.
-
-    Args:
-        tokens: number of tokens in the products that are timed. For one, which MKL multiplies on one thread, a word of
-            each line of memory is read, on that thread too; for more all words are, by all threads.
+    Those of a shape are read if that was faster than the products alone, timed here on the weights themselves with so
+    many tokens. For one, which MKL multiplies on one thread, a word of each line of memory is read, on that thread too;
+    for more all words are, by all threads.
     """
     stride = _LINE // _WORD if tokens == 1 else 1
     products = [(node, stored_weight(record, node)) for node in record.graph.nodes]
@@ -295,9 +288,7 @@ def _can_be_read(weight: Tensor) -> bool:
 
 
 def _words(weight: Tensor, stride: int) -> Tensor:
-    """Return a view of the words of a weight, `stride` apart. They are integers: floats may be denormal, whose sums are
-    slow.
-    """
+    """Return a view of the words of a weight, `stride` apart, as integers: sums of denormal floats are slow."""
     return weight.detach().view(-1).view(torch.int64)[::stride]
 
 

@@ -39,11 +39,8 @@ def computes_natively(dtype: torch.dtype, device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The format that was asked for, and the one to compute in on a device.
-
-    Attributes:
-        asked: a checkpoint's own, or the one that a configuration names.
-        named: a configuration names it, so that it is used even where it is emulated.
+    """The format that was asked for, a checkpoint's own or the one that a configuration names, and the one to compute
+    in on a device. A format that is `named` by a configuration is used even where it is emulated.
     """
 
     asked: torch.dtype
@@ -77,9 +74,7 @@ def native_arithmetic(asked: torch.dtype, device: torch.device) -> Arithmetic:
 
 
 def model_arithmetic(named: torch.dtype | None, own: torch.dtype, device: torch.device) -> Arithmetic:
-    """Return the format to compute a model in: the one that its configuration names (None: `dtype=auto`), or else its
-    checkpoint's own where the device computes in it.
-    """
+    """Return the format of a model: the named one (None: `dtype=auto`), or its own where the device computes in it."""
     return native_arithmetic(own, device) if named is None else Arithmetic(named, named, device, named=True)
 
 

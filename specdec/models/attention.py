@@ -147,9 +147,7 @@ def _compares(module: str) -> bool:
 
 
 def switch_attention(model: Any, name: str, function: Callable[..., tuple[Tensor, None]]) -> None:
-    """Have a model call `function` as its attention, with the masks of `sdpa`; transformers and the records of runs
-    know it under `name`.
-    """
+    """Have a model call `function` as its attention, with `sdpa`'s masks; `name` is for transformers and records."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 

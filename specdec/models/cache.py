@@ -220,13 +220,8 @@ class KVCache(Cache):
         grown.broadcast()
 
     def commit(self, prefix: int, slots: Sequence[int], copy: int = 0) -> None:
-        """Keep the first `prefix` slots and, right behind them, the given slots of one copy; forget the rest.
-
-        The other copies receive the given slots; the prefix is already the same in all of them.
-
-        Args:
-            slots: increasing slot numbers, none below `prefix`.
-            copy: number of the copy that the slots are taken from.
+        """Keep the first `prefix` slots and, right behind them, the given slots of one copy, increasing numbers, none
+        below `prefix`; forget the rest. Other copies receive the given slots; the prefix is already the same in all.
         """
         length = prefix + len(slots)
         if slots and (self.copies > 1 or tuple(slots) != tuple(range(prefix, length))):
@@ -255,9 +250,8 @@ class KVCache(Cache):
 def move_slots(
     layers: Iterable[CacheLayerMixin], copy: int, source: Sequence[int], start: int, to: slice | int
 ) -> None:
-    """Copy the slots `source` of one copy to the slots from `start` on, in the copies `to`.
-
-    Source and destination may overlap, because indexing reads into a new tensor before anything is written.
+    """Copy the slots `source` of one copy to the slots from `start` on, in the copies `to`. Source and destination may
+    overlap, because indexing reads into a new tensor before anything is written.
     """
     index = None
     for layer in layers:

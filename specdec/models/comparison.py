@@ -52,19 +52,14 @@ _SEEN = 40  # tokens before a changed one whose logits have to stay
 
 
 class Comparison:
-    """The checks at one length of the prompt.
-
-    Attributes:
-        errors: by check, how far logits were from those they should be (see `logit_error`); of those without a fault.
-        faults: by check, what the model said where it could not be asked.
+    """The checks at one length of the prompt. By check, `errors` says how far logits were from those they should be
+    (see `logit_error`), where there was no fault, and `faults` what the model said where it could not be asked.
     """
 
     def __init__(self, decoder: AnyDecoder, length: int, checked: Callable[[], None] = lambda: None) -> None:
-        """
-        Args:
-            checked: is called after each comparison.
-            length: tokens of the text before the draft's root. That of an encoder-decoder begins with its start token,
-                and its encoder reads as many others, or those of a short prompt.
+        """Take the number of tokens of the text before the draft's root, and what is called after each comparison. The
+        text of an encoder-decoder begins with its start token, and its encoder reads as many others, or those of a
+        short prompt.
         """
         self._decoder, self._checked = decoder, checked
         self._device, self._dtype = decoder.device, decoder.model.dtype
@@ -111,11 +106,9 @@ class Comparison:
 
     def chain(self) -> bool:
         """Return whether a chain behind a rejection agrees, whatever was rejected."""
+        # The chain behind another rejected one is what it was behind the first.
         return self._agrees("chain", self._chain_after_a_rejection) and self._agrees(
-            # The chain behind another rejected one is what it was behind the first.
-            "rejected",
-            lambda: [_change(self._behind_rejected(self._others[:3]), self._once_rejected)],
-            hidden=True,
+            "rejected", lambda: [_change(self._behind_rejected(self._others[:3]), self._once_rejected)], hidden=True
         )
 
     def packed(self) -> bool:
@@ -136,9 +129,7 @@ class Comparison:
     def batch(self) -> bool:
         """Return whether texts of several lengths in one call agree, each with itself alone; `packed` comes before."""
         return self._agrees("batch", self._texts_in_one_call) and self._agrees(
-            "texts",
-            lambda: [_change(self._first_of_three(self._others)[0][0], self._first_text)],
-            hidden=True,
+            "texts", lambda: [_change(self._first_of_three(self._others)[0][0], self._first_text)], hidden=True
         )
 
     def pieces(self) -> bool:
@@ -156,12 +147,9 @@ class Comparison:
         return self._agrees("crossing", lambda: self._text_across(border))
 
     def _agrees(self, check: str, errors: Callable[[], Sequence[Tensor]], hidden: bool = False) -> bool:
-        """Make a comparison, keep its error, and return whether that is within the tolerance; a fault of the model is
-        kept as its reason.
-
-        Args:
-            errors: returns those of the tokens, in groups of which each has to be within the tolerance.
-            hidden: they are changes by tokens that may not be seen, none of which is allowed unless tokens meet.
+        """Make a comparison, keep its error, and return whether that is within the tolerance in each group of tokens; a
+        fault of the model is kept as its reason. With `hidden`, the errors are changes by tokens that may not be seen,
+        none of which is allowed unless tokens meet.
         """
         try:
             found = errors()
@@ -190,9 +178,7 @@ class Comparison:
         return largest <= allowed
 
     def _plain_pass(self) -> Sequence[Tensor]:
-        """Keep the logits [B, 7, V] of all continuations: the law after the prompt, and those after each of the six
-        tokens behind it.
-        """
+        """Keep all continuations' logits [B, 7, V]: the laws after the prompt and each of six tokens behind it."""
         paths = [self._chain, *([self._nodes[node] for node in TREE.path(leaf)] for leaf in self._leaves)]
         after = [self._root, *(self._nodes[node] for node in _PATH), *self._behind]
         texts = [*(([self._root, *path] + self._behind * 2)[:BEHIND] for path in paths), after]
@@ -302,12 +288,8 @@ class Comparison:
         return errors + [logit_error(logits, alone[2 + count : 5 + count]) for logits, alone, count in ends]
 
     def _first_of_three(self, shorter: Sequence[int]) -> tuple[list[Tensor], RaggedDecoder, list[list[int]]]:
-        """Begin this text and two that are shorter, and verify a draft of each in one call.
-
-        Args:
-            shorter: what the two begin with.
-        Returns:
-            the logits of each draft, those of the tree as they are compared; the decoder; the three texts.
+        """Begin this text and two that are shorter, which begin with `shorter`, and verify a draft of each in one call;
+        return the logits of each draft, those of the tree as they are compared; the decoder; the three texts.
         """
         decoder, count = self._decoder, len(self._prompt)
         assert isinstance(decoder, Decoder)
@@ -389,11 +371,8 @@ def _change(found: Tensor, before: Tensor) -> Tensor:
 def plain_logits(
     decoder: AnyDecoder, prompt: Sequence[int], texts: Sequence[Sequence[int]], read: Sequence[int] = ()
 ) -> Tensor:
-    """Return the logits [B, L+1, V] of B texts of L tokens after one prompt, by forward passes without a cache.
-
-    Args:
-        prompt: that of an encoder-decoder begins with its start token.
-        read: what the encoder of an encoder-decoder reads.
+    """Return the logits [B, L+1, V] of B texts of L tokens after one prompt, by forward passes without a cache. The
+    prompt of an encoder-decoder begins with its start token, and its encoder reads `read`.
     """
     if isinstance(decoder, Seq2SeqDecoder):
         whole = [[*prompt[1:], *text] for text in texts]

@@ -159,12 +159,8 @@ class CachedModel(ABC):
 
     def forward_paths(self, tokens: Tensor, tree: Tree) -> Tensor:
         """Append `tokens` [N+1], the root and the nodes of `tree`, behind the cached tokens, with every path from the
-        root to a leaf as a sequence behind its own copy of the prefix.
-
-        If there are more sequences than copies, this call first makes a larger cache.
-
-        Returns:
-            logits [N+1, V], those of a node from the first sequence that holds it.
+        root to a leaf as a sequence behind its own copy of the prefix; if there are more sequences than copies, first
+        make a larger cache. Return logits [N+1, V], those of a node from the first sequence that holds it.
         """
         return self.forward_batch(tokens, path_batch(tree))
 
@@ -189,11 +185,8 @@ class Decoder(CachedModel):
     kept: tuple[int, ...] = ()  # layers whose states are kept, counted down from the last
 
     def __init__(self, model: Any, name: str, prefill_chunk: int, states: bool = False) -> None:
-        """
-        Args:
-            states: layers may keep a state in place of slots: the text is only ever cut within its last call.
-        Raises:
-            ModelLoadError: the model has layers whose state cannot be rolled back after a rejection.
+        """With `states`, layers may keep a state in place of slots: the text is only ever cut within its last call.
+        Raises ModelLoadError: the model has layers whose state cannot be rolled back after a rejection.
         """
         config = model.config.get_text_config()
         super().__init__(model, name, config)
@@ -223,19 +216,15 @@ class Decoder(CachedModel):
         self.passes: Any = None
 
     def keep_states(self, offsets: Iterable[int]) -> None:
-        """Leave the hidden states of these layers in `states` after every call from now on.
-
-        Args:
-            offsets: layers, counted down from the last: 0 is what the output head reads, `layers` the embeddings.
+        """Leave the hidden states of these layers in `states` after every call from now on. Layers are counted down
+        from the last: 0 is what the output head reads, `layers` the embeddings.
         """
         kept, self.kept = self.kept, tuple(offsets)
         if kept != self.kept:
             self.passes = None  # those made before return other states
 
     def cache_for_passes(self, capacity: int, copies: int) -> KVCache | None:
-        """Return the cache that passes for texts of this capacity are to write into (`specdec.compiled`); None: no
-        passes can be made.
-        """
+        """Return the cache for passes on texts of this capacity (`specdec.compiled`); None: no passes can be made."""
         if self.recurrent or self.probed.own_masks:
             return None
         # The record of batches is made with two sequences; with two copies it would take the two for the same number.
@@ -252,14 +241,11 @@ class Decoder(CachedModel):
         return {} if self.passes is None else self.passes.choices
 
     def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
-        """Begin a new text: prefill the prompt except its last token, and return that token, the root of round 1.
+        """Begin a new text: prefill the prompt (at least one token) except its last token, and return that token, the
+        root of round 1. Where states are kept, `states` then holds those of the prefilled tokens [len(prompt) - 1, D].
 
-        Where states are kept, `states` then holds those of the prefilled tokens [len(prompt) - 1, D].
-
-        Args:
-            prompt: at least one token.
-            capacity: slots that prompt, output and the largest draft need together.
-            copies: copies of the prefix; a batch of `forward_paths` needs one for each sequence.
+        Prompt, output and the largest draft need `capacity` slots together; a batch of `forward_paths` needs a copy of
+        the prefix for each sequence.
         """
         of_passes = None if self.passes is None else self.passes.cache
         if of_passes is not None and of_passes.over is None and of_passes.holds(capacity, copies):
@@ -278,11 +264,8 @@ class Decoder(CachedModel):
         return prompt[-1]
 
     def prefilled(self, prompt: Sequence[int], evaluate: Callable[[Tensor], Tensor | None]) -> Tensor | None:
-        """Evaluate all tokens of a prompt but the last, some at a time; return their states [len(prompt) - 1, D], where
-        they are kept.
-
-        Args:
-            evaluate: appends tokens [N] to the text and returns their states.
+        """Evaluate all tokens of a prompt but the last, some at a time, by `evaluate`, which appends tokens [N] to the
+        text and returns their states; return the states of all [len(prompt) - 1, D], where they are kept.
         """
         found = []
         for begin in range(0, len(prompt) - 1, self.prefill_chunk):
@@ -295,12 +278,8 @@ class Decoder(CachedModel):
         return torch.cat([states for states in found if states is not None]) if found else empty
 
     def forward(self, tokens: Tensor, tree: Tree, **options: int) -> Tensor:
-        """Append `tokens` [N+1], the root and the nodes of `tree`, behind the cached tokens.
-
-        Args:
-            options: `prefill_options`, for a call whose logits nobody reads.
-        Returns:
-            logits [N+1, V], or of fewer tokens with `options`.
+        """Append `tokens` [N+1], the root and the nodes of `tree`, behind the cached tokens; return logits [N+1, V], or
+        of fewer tokens with `options`: `prefill_options`, for a call whose logits nobody reads.
         """
         passes = self.passes
         result: Pass | None = None
@@ -348,7 +327,6 @@ class Decoder(CachedModel):
 
     def score(self, prompt: Sequence[int], text: Sequence[int], model: Any = None) -> Tensor:
         """Return the logits [len(text) + 1, V] of a given text after `prompt`; entry i predicts token i of the text.
-
         They come from one forward pass without the cache, by `model` where another copy of the weights is given.
         """
         tokens = torch.tensor([[*prompt, *text]], device=self.device)
@@ -360,9 +338,7 @@ class Decoder(CachedModel):
 
 
 def flops_per_token(model: Any) -> float:
-    """Return 2 x parameters, about, without input embeddings, which are looked up; tied ones count as the output
-    head.
-    """
+    """Return 2 x parameters, about, without input embeddings, which are looked up, unless tied to the output head."""
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
     tied = head is not None and head.weight is embedding

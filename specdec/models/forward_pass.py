@@ -19,11 +19,8 @@ FIRST_POSITION = "_specdec_first_position"  # the attribute of a model whose own
 
 
 class Pass(NamedTuple):
-    """The result of a forward pass on N tokens.
-
-    Attributes:
-        logits: [..., N, V].
-        states: [..., N, D] hidden states of the layers that were asked for, side by side in this order; None for none.
+    """The result of a forward pass on N tokens: logits [..., N, V], and hidden states [..., N, D] of the layers that
+    were asked for, side by side in this order; None for none.
     """
 
     logits: Tensor
@@ -34,12 +31,9 @@ def run_model(
     model: Any, cache: KVCache, kept: Sequence[int], tokens: Tensor, positions: Tensor | None,
     masks: Mapping[str, Tensor | None], **options: int,
 ) -> Pass:  # fmt: skip
-    """Run a transformers decoder on a batch of tokens [B, N].
-
-    Args:
-        kept: layers whose hidden states are wanted, counted down from the last (0 is what the output head reads).
-        positions: [B, N], 0 for the first token of a text; None for a model that takes none.
-        options: further arguments of the model.
+    """Run a transformers decoder on a batch of tokens [B, N] at positions [B, N], 0 for the first token of a text; None
+    for a model that takes none. `kept` are the layers whose hidden states are wanted, counted down from the last (0 is
+    what the output head reads), and `options` further arguments of the model.
     """
     if positions is not None and (first := getattr(model, FIRST_POSITION, 0)):
         positions = positions + first
@@ -65,9 +59,7 @@ def only_sequence(batch: Pass) -> Pass:
 
 
 class Below(NamedTuple):
-    """The topology of a draft on the device: the distances [N] of its tokens from the root, and [N, N] which of them
-    each one sees.
-    """
+    """A draft's topology on the device: distances [N] of its tokens from the root, and [N, N] which ones each sees."""
 
     offsets: Tensor
     visible: Tensor
@@ -76,16 +68,12 @@ class Below(NamedTuple):
 def static_pass(
     model: Any, cache: KVCache, windows: Mapping[str, int | None], kept: Sequence[int] = (), slots: int | None = None
 ) -> Callable[..., Pass]:
-    """Make a forward pass with the same shapes at every call: it attends to the cache's first `slots` slots, masked.
+    """Make a forward pass with the same shapes at every call: it attends to the cache's first `slots` slots (None: all)
+    under `windows`: how many tokens back each kind of attention layer sees, or an `AttentionChunk`; None for all.
 
-    Args:
-        windows: for each kind of attention layer, how many tokens back it sees, or an `AttentionChunk`; None for all.
-        kept: layers whose states are wanted (see `run_model`).
-        slots: None for the whole capacity.
-    Returns:
-        (tokens [N], prefix [1], below = None) -> logits [N, V] and states, of tokens that are written to the slots of
-        the cache from `prefix` on: a chain, or the draft whose topology is `below`. It leaves the cache's length as it
-        is.
+    The pass is (tokens [N], prefix [1], below = None) -> logits [N, V] and the `kept` layers' states (see `run_model`),
+    of tokens that are written to the slots of the cache from `prefix` on: a chain, or the draft whose topology is
+    `below`. It leaves the cache's length as it is.
     """
     slots = cache.capacity if slots is None else slots
     columns = torch.arange(slots, device=model.device)
@@ -105,12 +93,8 @@ def static_pass(
 
 
 def _sight(places: Tensor, columns: Tensor, below: Below | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the positions [N] of tokens, those of all slots [slots], and which slots they see, [N, slots].
-
-    Args:
-        places: [N] the slots of the tokens, which follow one another.
-        columns: [slots] all slots, from 0 on.
-        below: None for a chain.
+    """Return the positions [N] of tokens, those of all slots [slots], and which slots they see, [N, slots], by the
+    tokens' own slots `places` [N], one behind another, and all slots [slots], from 0 on; `below` is None for a chain.
     """
     if below is None:
         return places, columns, places[:, None] >= columns

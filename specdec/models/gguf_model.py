@@ -81,12 +81,9 @@ def stored_weights(metadata: Mapping[str, Any]) -> tuple[str, torch.dtype | None
 
 
 class GgufFile:
-    """An open GGUF file.
-
-    Attributes:
-        folder, source: what transformers' `from_pretrained` is told to find it.
-        dtype: number format for `dtype=auto`: that of its weights, or float32 where they are quantised blocks.
-        tensors: how many it holds.
+    """An open GGUF file of so many tensors. `folder` and `source` are what transformers' `from_pretrained` is told to
+    find it, and `dtype` is the number format for `dtype=auto`: that of its weights, or float32 where they are quantised
+    blocks.
     """
 
     def __init__(self, name: str, metadata: dict[str, Any], reader: Any) -> None:
@@ -154,9 +151,7 @@ class GgufFile:
                 yield key
 
     def _llama3(self, config: Any, factors: torch.Tensor) -> None:
-        """Set the rotary scaling of Llama 3.1 to 3.3 where the file divides its frequencies by those factors [D / 2];
-        refuse any other.
-        """
+        """Set the rotary scaling of Llama 3.1 to 3.3 if frequencies are divided by these [D / 2]; refuse any other."""
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         rope = {**config.rope_parameters, "rope_type": "llama3", "factor": float(factors.max())}
@@ -252,9 +247,7 @@ _read_from: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # meta
 
 
 def dequantised_form(model: Any) -> str | None:
-    """Return the form in which the GGUF file of a model holds its weights; None where they are as they were made, or
-    come from elsewhere.
-    """
+    """Return the form of a model's weights in its GGUF file; None where they are as made, or from elsewhere."""
     metadata = _read_from.get(model)
     form, dtype = (None, None) if metadata is None else stored_weights(metadata)
     return form if dtype is None else None

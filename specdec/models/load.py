@@ -119,9 +119,7 @@ def load_model(
 
 
 def _check_weights(name: str, model: Any, info: Mapping[str, Any]) -> None:
-    """Raise ModelLoadError for weights that are missing, of other shapes than the config's (see transformers' `info` of
-    the loading), or not finite.
-    """
+    """Refuse weights that are missing, not finite or of other shapes than the config's (by transformers' `info`)."""
     if info["missing_keys"]:
         some = ", ".join(sorted(str(key) for key in info["missing_keys"])[:3])
         raise ModelLoadError(
@@ -174,9 +172,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
 
 
 def describe_model(model: Any, name: str) -> dict[str, Any]:
-    """Describe a loaded model for the run's record: class, size, dtype (used and asked for), attention, hash of its
-    weights.
-    """
+    """Describe a loaded model for the run's record: class, size, dtype (used and asked), attention, hash of weights."""
     arithmetic, quantized = ARITHMETIC.get(model), recorded_quantization(model)
     return {
         **describe_weights(model),
@@ -202,9 +198,7 @@ def describe_weights(network: Any) -> dict[str, Any]:
 
 
 def recorded_training(name: str) -> dict[str, float] | None:
-    """Return tokens and seconds of a model's training, where `specdec.train` left a summary beside its folder; else
-    None.
-    """
+    """Return tokens and seconds of a model's training if `specdec.train` left a summary beside it, else None."""
     folder = Path(name)
     for path in (folder.parent / "summary.json", folder.parent / f"summary_{folder.name}.json"):
         with suppress(ValueError, TypeError):  # somebody else's
@@ -222,9 +216,7 @@ def training_cost(record: Mapping[str, Any]) -> dict[str, float] | None:
 
 def content_hash(name: str) -> str:
     """Return the sha256 of a GGUF file or of a folder's safetensors files, sorted by name; "" for a hub id, whose
-    commit is recorded.
-
-    Files that have not changed since are not read again.
+    commit is recorded. Files that have not changed since are not read again.
     """
     folder = Path(name)
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else [folder] if folder.is_file() else []

@@ -50,10 +50,7 @@ class MaskBuffers:
         self._buffers: dict[tuple[bool, int, int], list[_Buffer]] = {}
 
     def view(self, tree: Tree, prefix: int, capacity: int) -> Masks:
-        """Return the masks of the root and the nodes of `tree` behind `prefix` slots of a cache of `capacity` slots.
-
-        The next call may overwrite them.
-        """
+        """Return masks of root and nodes of `tree` behind `prefix` of `capacity` slots; valid until the next call."""
         tokens = len(tree) + 1
         if tree.is_chain and tokens > _LONG_CHAIN:
             buffers = self._made(tokens, capacity)

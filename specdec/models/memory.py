@@ -21,9 +21,8 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def _left_by_cgroup(root: Path) -> int | None:
-    """Return the bytes that a container's limit leaves, file caches counted as free; None without a limit.
-
-    Version 2 of cgroups is asked first, then version 1.
+    """Return the bytes that a container's limit leaves, file caches counted as free; None without a limit. Version 2 of
+    cgroups is asked first, then version 1.
     """
     for limit, used, cache in (
         ("memory.max", "memory.current", "inactive_file"),

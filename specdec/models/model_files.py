@@ -19,15 +19,11 @@ _TRAINED = re.compile(r"(?:^|/)models/(heads|eagle|parallel|unlikelihood)/(.+?)(
 
 
 def check_place(name: str, what: str, remedy: str = "give a folder, a hub id or 'pocket'") -> None:
-    """Refuse a name of a model or network behind which there is nothing: no file, no folder, and no repository of the
-    hub in the local cache where the hub does not answer.
+    """Refuse a name (a folder, a file or a hub id) of a model or network behind which there is nothing: no file, no
+    folder, and no repository of the hub in the local cache where the hub does not answer.
 
-    Args:
-        name: a folder, a file or a hub id.
-        what: the beginning of the message, such as `Model NAME`.
-        remedy: what to give instead of a path that is not there.
-    Raises:
-        ModelLoadError: the sentence says which part of a path is missing, and which training makes it.
+    Raises ModelLoadError: it begins with `what`, such as `Model NAME`, says which part of a path is missing, and which
+    training makes it, and gives `remedy` in place of a path that is not there.
     """
     path = Path(name).expanduser()
     if path.exists():
@@ -77,9 +73,7 @@ def is_gguf(name: str) -> bool:
 
 
 def gguf_in(folder: Path) -> str:
-    """Return the one GGUF file of a folder that holds no other model; "" where there is none. Raise ModelLoadError for
-    several.
-    """
+    """Return the one GGUF file of a folder that holds no other model, or "" without one; ModelLoadError for several."""
     files = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
     if len(files) > 1:
         names = ", ".join(file.name for file in files[:5]) + (", ..." if len(files) > 5 else "")
@@ -88,9 +82,7 @@ def gguf_in(folder: Path) -> str:
 
 
 def installed_smollm2() -> str:
-    """Return the GGUF file of SmolLM2-135M-Instruct in its package, of which nothing is imported or run; ModelLoadError
-    where that is not installed.
-    """
+    """Return the GGUF file of SmolLM2-135M-Instruct in its package, none of which is run; ModelLoadError without it."""
     try:
         files = importlib.metadata.files(_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:

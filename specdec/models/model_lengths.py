@@ -128,9 +128,7 @@ def _set(config: Any, key: Key, value: int) -> None:
 
 
 def _trim(config: Any) -> None:
-    """Keep the first layers only, as many as show every kind that a list of the configuration names; of encoder and
-    decoder alike.
-    """
+    """Keep the first layers only, of encoder and decoder, as many as show every kind that the configuration lists."""
     for part in (config, *(value for value in vars(config).values() if isinstance(value, PreTrainedConfig))):
         depths = {key: getattr(part, key) for key in _DEPTHS if getattr(part, key, None)}
         lists = {

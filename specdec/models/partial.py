@@ -131,11 +131,7 @@ def _is_block(module: nn.Module) -> bool:
 
 def _attention_of(block: nn.Module) -> str | None:
     """Return the name of a block's attention: the only one of its modules that holds a layer of a cache."""
-    names = [
-        name
-        for name, module in block.named_children()
-        if any(hasattr(below, "layer_idx") for below in module.modules())
-    ]
+    names = [name for name, part in block.named_children() if any(hasattr(own, "layer_idx") for own in part.modules())]
     return names[0] if len(names) == 1 else None
 
 

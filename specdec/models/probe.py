@@ -286,10 +286,7 @@ class _Probe:
 
     def _compare(self, decoder: AnyDecoder, prompt: int, near: str = "") -> None:
         """Make all checks behind a prompt of so many tokens, and take note of what may be asked of the model; raise
-        ModelLoadError as `open_decoder` does.
-
-        Args:
-            near: what lies there, in words; "" for nothing.
+        ModelLoadError as `open_decoder` does. `near` says in words what lies there; "" for nothing.
         """
         who, trial, served = _who(self._decoder), Comparison(decoder, prompt, self._under_way.advance), self._served
         try:
@@ -506,9 +503,7 @@ def _keep(decoder: AnyDecoder, how: tuple[str, ...], probed: Probed) -> None:
 
 
 def _path(decoder: AnyDecoder, how: tuple[str, ...]) -> Path | None:
-    """Return the file of a model's probe; None for weights that were made in memory, which nothing names, and for
-    those that several processes share.
-    """
+    """Return the file of a model's probe; None for weights made in memory, without a name, and for shared ones."""
     if ranks.count() > 1:
         return None
     weights = content_hash(decoder.name) or getattr(decoder.model.config, "_commit_hash", None)

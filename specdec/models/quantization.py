@@ -16,13 +16,9 @@ from specdec.models.gguf_model import dequantised_form, unknown_cuts
 
 
 def quantized_loading(values: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return the options with which transformers quantises a model's weights as it reads them.
-
-    Args:
-        values: of one of transformers' quantisation configurations, with `quant_method`, such as `{quant_method:
-            bitsandbytes, load_in_4bit: true}`.
-    Raises:
-        UsageError: a method that transformers does not know, values or a library that it refuses.
+    """Return the options with which transformers quantises a model's weights as it reads them, by the values of one of
+    its quantisation configurations, with `quant_method`, such as `{quant_method: bitsandbytes, load_in_4bit: true}`.
+    Raises UsageError: a method that transformers does not know, values or a library that it refuses.
     """
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoQuantizationConfig
 
@@ -38,9 +34,7 @@ def quantized_loading(values: Mapping[str, Any], device: torch.device) -> dict[s
 
 
 def quantization_of(model: Any) -> dict[str, Any] | None:
-    """Return the quantisation of a loaded model as plain values, also where its checkpoint was quantised before; None
-    for one that computes with dense weights.
-    """
+    """Return the quantisation of a loaded model or of its checkpoint as plain values; None for dense weights."""
     config = getattr(model.config, "quantization_config", None)
     if config is None:
         return None

@@ -49,13 +49,9 @@ class RaggedLayer(PreallocatedLayer):
 
 
 class RaggedCache(Cache):
-    """The cache of at most `slots` texts. Texts in use stand in the first rows of the buffers, side by side, so that a
-    call on all of them reads views.
-
-    Attributes:
-        capacity: places of each slot.
-        slots: texts that there is room for.
-        lengths, rows: number of places in use, and row of the buffers, by slot; only slots in use are there.
+    """The cache of at most `slots` texts, each in `capacity` places. Texts in use stand in the first rows of the
+    buffers, side by side, so that a call on all of them reads views. `lengths` and `rows` are the number of places in
+    use, and the row of the buffers, by slot; only slots in use are there.
     """
 
     def __init__(self, layers: int, capacity: int, slots: int) -> None:
@@ -120,14 +116,11 @@ class RaggedCache(Cache):
 
 
 class RaggedDecoder:
-    """The model of a decoder, and a cache of its own for several texts. Its calls are eager.
+    """The model and the settings of a decoder, whose own cache is left alone, and a cache for `slots` texts. Its calls
+    are eager.
 
-    Attributes:
-        decoder: whose model and settings are used; its own cache is left alone.
-        slots: texts that there is room for.
-        cache: of all texts.
-        states: by slot, the hidden states [N_b+1, D] of the tokens of the last call that the slot was part of, where
-            the decoder keeps states; after `start` those of the prompt without its last token [S-1, D].
+    `states` are by slot the hidden states [N_b+1, D] of the tokens of the last call that the slot was part of, where
+    the decoder keeps states; after `start` those of the prompt without its last token [S-1, D].
     """
 
     def __init__(self, decoder: Decoder, slots: int) -> None:
@@ -147,12 +140,8 @@ class RaggedDecoder:
 
     @torch.inference_mode()
     def start(self, slot: int, tokens: Sequence[int]) -> int:
-        """Begin a new text in a slot: prefill all of its tokens but the last, and return that one, the root of round 1.
-
-        Args:
-            tokens: at least one.
-        Raises:
-            IndexError: the text is longer than what was reserved.
+        """Begin a new text of at least one token in a slot: prefill all of its tokens but the last, and return that
+        one, the root of round 1. Raises IndexError: the text is longer than what was reserved.
         """
         self.cache.take(slot)
         self._prefix[slot] = 0
@@ -170,15 +159,9 @@ class RaggedDecoder:
     def forward(
         self, slots: Sequence[int], tokens: Sequence[Tensor], trees: Sequence[Tree] | None = None, **options: int
     ) -> list[Tensor]:
-        """Append tokens to several texts in one call of the model.
-
-        Args:
-            slots: of these texts, all different.
-            tokens: for each of them [N_b+1], the root and the nodes of its tree; at least one.
-            trees: for each of them; None: chains.
-            options: further arguments of the model, such as `logits_to_keep`.
-        Returns:
-            For each text, in the order of `slots`, its logits [N_b+1, V]; with `options`, whatever the model gives.
+        """Append tokens to the texts in `slots`, all different, in one call of the model: for each of them [N_b+1], at
+        least one, the root and the nodes of its tree (None: chains). Return for each text, in the order of `slots`, its
+        logits [N_b+1, V]; with `options`, further arguments of the model such as `logits_to_keep`, whatever it gives.
         """
         drafted = [chain_tree(len(each) - 1) for each in tokens] if trees is None else list(trees)
         of_slot = {slot: (each, tree) for slot, each, tree in zip(slots, tokens, drafted, strict=True)}

@@ -27,15 +27,12 @@ def random_model(
     attention: str,
     key: str = "target.shape",
 ) -> Any:
-    """Make a transformers decoder in evaluation mode, initialised by its own rule, directly on the device.
+    """Make a transformers decoder in evaluation mode, initialised by its own rule, directly on the device, by a shape:
+    `model_type`, `seed` and any values of that type's configuration. Messages name the configuration key of the shape.
 
-    Args:
-        shape: `model_type`, `seed` and any values of that type's configuration.
-        dtype: None is the shape's own `dtype` where the device computes in it, else float32; float32 without one.
-        attention: transformers' attention implementation, or "auto".
-        key: the configuration key that the shape stands under, for messages.
-    Raises:
-        UsageError: transformers refuses the shape, or this type of model does not have a key of it.
+    Without a dtype it is the shape's own `dtype` where the device computes in it, else float32; float32 without one.
+    `attention` is transformers' implementation, or "auto". Raises UsageError: transformers refuses the shape, or this
+    type of model does not have a key of it.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

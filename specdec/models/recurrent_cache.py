@@ -47,12 +47,9 @@ class _State(NamedTuple):
 
 
 class RecurrentLayer(_LinearAttention):
-    """The state of one layer, and what brings back the state after each token of the last call.
-
-    Attributes:
-        before: the state before the call.
-        call: the module that keeps the state, and the arguments that it was called with.
-        steps: the states after each token of the call, where they were stepped.
+    """The state of one layer, and what brings back the state after each token of the last call: `before`, the state
+    before it; `call`, the module that keeps the state, and the arguments that it was called with; `steps`, the states
+    after each token of the call, where they were stepped.
     """
 
     is_initialized = False  # it has no slots
@@ -113,9 +110,7 @@ class RecurrentLayer(_LinearAttention):
                 tensors[number] = None if tensor is None else tensor.repeat(times, *[1] * (tensor.dim() - 1))
 
     def step(self, output: Any, tokens: int) -> Any:
-        """Evaluate the tokens of a call behind its first one, whose output is given; keep the state after each, and
-        return the output of all.
-        """
+        """Evaluate a call's tokens behind the first, whose output is given; keep each state, and return all outputs."""
         assert self.call is not None
         module, args, options = self.call
         outputs, self.steps = [output], [self.state()]
@@ -165,10 +160,8 @@ class HybridLayer(RecurrentLayer, PreallocatedLayer):  # type: ignore[misc]
 
 
 class RecurrentCache(KVCache):
-    """A cache some of whose layers keep a state. Its length can be set to any place in the last call, or to 0.
-
-    Attributes:
-        stepping: the layers evaluate the tokens of a call one after another (see the file's head).
+    """A cache some of whose layers keep a state. Its length can be set to any place in the last call, or to 0. With
+    `stepping`, the layers evaluate the tokens of a call one after another (see the file's head).
     """
 
     def __init__(self, kinds: Sequence[LayerKind], capacity: int, copies: int = 1, stepping: bool = False) -> None:
@@ -287,9 +280,7 @@ def record_calls(model: nn.Module) -> None:
 
 
 def _cut(value: Any, tokens: int, kept: slice, rows: slice = slice(None)) -> Any:
-    """Return arguments of a call on `tokens` tokens as those of a call on some of them: every tensor [B, tokens, ...]
-    is cut.
-    """
+    """Return arguments of a call on `tokens` tokens for some of them alone: every tensor [B, tokens, ...] is cut."""
     if isinstance(value, Tensor):
         if value.dim() < 2 or value.shape[1] != tokens:
             return value

@@ -28,11 +28,8 @@ def names_experts(config: Any) -> bool:
 
 @dataclass(frozen=True)
 class Mixture:
-    """The layers of experts of a model, in its order.
-
-    Attributes:
-        layers: the modules that hold the experts, each with its weights as stacks [E, ...], and the argument of its
-            `forward` that says which experts each token takes.
+    """The layers of experts of a model, in its order: the modules that hold the experts, each with its weights as
+    stacks [E, ...], and the argument of its `forward` that says which experts each token takes.
     """
 
     model: Any

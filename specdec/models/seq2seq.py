@@ -40,10 +40,7 @@ class Seq2SeqDecoder(CachedModel):
     """
 
     def __init__(self, model: Any, name: str) -> None:
-        """
-        Raises:
-            ModelLoadError: the model's configuration names no start token for the decoder; or see `attention_windows`.
-        """
+        """Raises ModelLoadError: the configuration names no start token for the decoder; or see `attention_windows`."""
         config = model.config.get_text_config(decoder=True)
         super().__init__(model, name, config)
         self.context_length = getattr(config, "max_decoder_position_embeddings", None) or self.context_length
@@ -76,12 +73,8 @@ class Seq2SeqDecoder(CachedModel):
         return self.start_token
 
     def forward(self, tokens: Tensor, tree: Tree) -> Tensor:
-        """Append `tokens` [N+1], the root and the nodes of the chain `tree`.
-
-        Returns:
-            logits [N+1, V].
-        Raises:
-            ValueError: the tree is no chain; `forward_paths` takes trees.
+        """Append `tokens` [N+1], the root and the nodes of the chain `tree`; return logits [N+1, V]. Raises ValueError:
+        the tree is no chain; `forward_paths` takes trees.
         """
         if not tree.is_chain:
             raise ValueError(
@@ -101,13 +94,9 @@ class Seq2SeqDecoder(CachedModel):
         masks = self._masks.view(chain, self.length, self.cache.capacity)
         # A view for each sequence: some models do not take one for all.
         masks = {kind: view.expand(len(tokens), -1, -1, -1) for kind, view in masks.items()}
-        return self.model(
-            encoder_outputs=BaseModelOutput(self._encoded.expand(len(tokens), -1, -1)),
-            decoder_input_ids=tokens,
-            decoder_attention_mask=for_model(masks),
-            use_cache=True,
-            **{CACHE: self._caches},
-        ).logits
+        encoded = BaseModelOutput(self._encoded.expand(len(tokens), -1, -1))
+        options: dict[str, Any] = {"decoder_attention_mask": for_model(masks), CACHE: self._caches}
+        return self.model(encoder_outputs=encoded, decoder_input_ids=tokens, use_cache=True, **options).logits
 
     def score(self, prompt: Sequence[int], text: Sequence[int], model: Any = None) -> Tensor:
         """Return the logits of a text after `prompt` (see `Decoder.score`), by one pass of encoder and decoder."""

@@ -22,14 +22,9 @@ _NAMES = ("cpu", "disk")
 
 
 def sharded(name: str, size: int, device: torch.device) -> dict[str, Any]:
-    """Meet the other processes, and return the options with which transformers loads this rank's share of a model.
-
-    Args:
-        name: a folder or a hub id.
-        size: number of processes.
-    Raises:
-        UsageError: heads or widths that `size` does not divide, a device that transformers would not use.
-        ModelLoadError: no configuration, a model whose layers transformers cannot share out.
+    """Meet the other processes, `size` in all, and return the options with which transformers loads this rank's share
+    of a model, a folder or a hub id. Raises UsageError: heads or widths that `size` does not divide, a device that
+    transformers would not use; ModelLoadError: no configuration, a model whose layers transformers cannot share out.
     """
     from transformers import AutoConfig
     from transformers.distributed import DistributedConfig
@@ -68,10 +63,8 @@ def sharded(name: str, size: int, device: torch.device) -> dict[str, Any]:
 
 
 def mapped(device_map: DeviceMap) -> dict[str, Any]:
-    """Return the options with which transformers places the layers of a model as `target.device_map` says.
-
-    Layers on disk are kept in a temporary folder while the model is in use. Raises UsageError: a file that is no map, a
-    device that is not there.
+    """Return the options with which transformers places the layers of a model as `target.device_map` says; those on
+    disk are kept in a temporary folder while it is in use. Raises UsageError: no map in a file, a missing device.
     """
     placed = device_map
     if isinstance(device_map, str) and device_map != "auto":

@@ -82,11 +82,7 @@ class Causal(ModelTarget, HiddenStates):
         compilation: Mode | None = None,
         prefill_chunk: int = 512,
     ) -> None:
-        """
-        Args:
-            name: of the model's folder or on the hub; "" for a model that was made in memory.
-            prefill_chunk: prompt tokens that one call of the prefill evaluates.
-        """
+        """Take a model whose folder, or place on the hub, has this name; "" for one that was made in memory."""
         decoder = Decoder(model, name or type(model).__name__, prefill_chunk, states=True)
         super().__init__(decoder, sampling, tokenizer, evaluation)
         self.compilation = compilation
@@ -109,19 +105,12 @@ class Causal(ModelTarget, HiddenStates):
         check_modules(model, (spread or {}).get("device_map"))
         placed = placement(model)
         apart = len(placed) > 1 or "disk" in placed
-        undecided = config.compile == "auto"
+        undecided, chunk = config.compile == "auto", config.prefill_chunk
+        # A layer that is fetched from elsewhere for every call cannot be recorded, and the kernels of quantised weights
+        # are their library's own.
+        mode = None if apart or quantization_of(model) else mode_for("trace" if undecided else config.compile, device)
         target = cls(
-            model,
-            sampling,
-            tokenizer,
-            name=name,
-            evaluation=config.evaluation,
-            # A layer that is fetched from elsewhere for every call cannot be recorded, and the kernels of quantised
-            # weights are their library's own.
-            compilation=None
-            if apart or quantization_of(model)
-            else mode_for("trace" if undecided else config.compile, device),
-            prefill_chunk=config.prefill_chunk,
+            model, sampling, tokenizer, name=name, evaluation=config.evaluation, compilation=mode, prefill_chunk=chunk
         )
         target.packages = PackageFolder(config.compile_cache, AUTO_S if undecided else math.inf)
         # On a GPU it stays with tracing, until CUDA graphs have been tried on one.

@@ -41,17 +41,13 @@ class EncoderDecoder(ModelTarget):
 
     @classmethod
     def from_config(cls, config: EncoderDecoderConfig, sampling: SamplingConfig) -> "EncoderDecoder":
-        name = model_path(config.model)
-        check_revision(name, config.revision, "target.revision")
+        name, revision = model_path(config.model), config.revision
+        check_revision(name, revision, "target.revision")
+        dtype, device = resolve_dtype(config.dtype), resolve_device(config.device)
         model = load_model(
-            name,
-            dtype=resolve_dtype(config.dtype),
-            device=resolve_device(config.device),
-            attention=config.attention,
-            kind="encoder_decoder",
-            revision=config.revision,
+            name, dtype=dtype, device=device, attention=config.attention, kind="encoder_decoder", revision=revision
         )
-        return cls(model, sampling, load_tokenizer(name, config.revision), name)
+        return cls(model, sampling, load_tokenizer(name, revision), name)
 
     @property
     def hidden(self) -> HiddenStates:

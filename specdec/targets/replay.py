@@ -22,11 +22,9 @@ _UNBOUNDED = 1 << 30  # tokens of context: there is no model to hold them
 
 
 def call_size(evaluation: str, nodes: Any, depth: Any, leaves: Any) -> tuple[Any, Any]:
-    """Return the tokens of a call on a draft and its root, and the copies of the cache that the call reads.
-
-    Args:
-        evaluation: "packed", or "rows" with a sequence and a cache for each path of a draft that branches.
-        nodes, depth, leaves: sizes of the draft, or arrays [N] of many.
+    """Return the tokens of a call on a draft and its root, and the copies of the cache that the call reads, by sizes of
+    the draft, or arrays [N] of many. With the evaluation "rows", each path of a draft that branches has a sequence and
+    a cache; with "packed" all share one.
     """
     several = (evaluation == "rows") * (leaves > 1)
     return nodes + 1 + several * (leaves * (depth + 1) - nodes - 1), 1 + several * (leaves - 1)
@@ -44,15 +42,11 @@ class ReplayConfig(Recording):
 @targets.register("replay")
 class Replay(Target):
     """Chooses the recorded token at every position, so that greedy decoding writes the recorded text in exactly the
-    rounds that the model which wrote it would have taken. A recording without an end token ends as at a
-    limit.
+    rounds that the model which wrote it would have taken. A recording without an end token ends as at a limit.
 
     Greedy only. No call takes time: `clock` shows what calls would have taken by a cost model. A stream is found by its
-    prompt; of several with the same prompt the first is used, because greedy decoding writes one text.
-
-    Attributes:
-        streams: one per prompt, in the order of the file.
-        cost: the cost model.
+    prompt; of several with the same prompt the first is used, because greedy decoding writes one text. `streams` has
+    one per prompt, in the order of the file.
     """
 
     capabilities = TargetCapabilities(structures=EVERY_STRUCTURE, recorded=True)

@@ -80,13 +80,10 @@ class HiddenStates(ABC):
 
     def keep(self, *offsets: int) -> Callable[[Tensor], Tensor]:
         """Make `Target.start` and `commit` leave the states of these layers in `Target.states`; to be called before
-        anything is compiled.
+        anything is compiled. Raises UsageError: the model has no such layer.
 
-        Returns:
-            A function that takes `Target.states` [..., D of all kept layers] and returns those of `offsets`, side by
-            side in this order [..., len(offsets) * D]: several parts of a run may read different layers.
-        Raises:
-            UsageError: the model has no such layer.
+        The function that is returned takes `Target.states` [..., D of all kept layers] and returns those of `offsets`,
+        side by side in this order [..., len(offsets) * D]: several parts of a run may read different layers.
         """
         self._keep_also(offsets)
 
@@ -148,19 +145,14 @@ class Target(ABC):
 
     def choose_compilation(self, calls: float, seconds: float | None = None) -> None:
         """Choose how calls are made by how long they are needed for, where that was left to it (`target.compile=auto`);
-        to be called before drafters are made, which follow.
-
-        Args:
-            calls: on one token that take as long as what will be decoded.
-            seconds: that decoding may take; None without a bound.
+        to be called before drafters are made, which follow. What will be decoded takes as long as `calls` calls on one
+        token, and at most `seconds`; None without a bound.
         """
 
     def prepare(self, sizes: Collection[int], capacity: int, branches: int = 1) -> None:
-        """Compile what can be compiled, before anything is timed; do nothing where compilation was not asked for.
-
-        Args:
-            sizes: tokens of the calls to come: 1, and those of the primary draft with its root.
-            capacity, branches: the largest values that `start` will be given.
+        """Compile what can be compiled, before anything is timed; do nothing where compilation was not asked for. Calls
+        to come have `sizes` tokens: 1, and those of the primary draft with its root. `capacity` and `branches` are the
+        largest values that `start` will be given.
         """
 
     @property
@@ -169,19 +161,12 @@ class Target(ABC):
         return {}
 
     def check_memory(self, prompt: int, capacity: int, branches: int = 1) -> None:
-        """Check that there is memory for the key-value cache of a text; to be called before anything is decoded.
-
-        Args:
-            prompt: tokens of the prompt.
-            capacity, branches: see `TextStart`.
-        Raises:
-            UsageError: there is less memory; says what to change.
+        """Check that there is memory for the key-value cache of a text (see `TextStart`) with so many tokens of prompt;
+        to be called before anything is decoded. Raises UsageError: there is less memory; says what to change.
         """
 
     def check_draft(self, structure: Structure) -> None:
-        """Check that there is memory for p and the mask of a full draft; to be called before such a tree is made.
-        Raises UsageError: there is less memory.
-        """
+        """Check, before a full draft is made, that there is memory for its p and mask; UsageError for less."""
         batch = self.evaluation == "rows" and structure.branches > 1
         tokens = structure.branches * (structure.gamma + 1) if batch else structure.nodes + 1
         asked = tokens * self.vocab_size * _LAW_BYTES
@@ -255,12 +240,9 @@ class Target(ABC):
 
     def disagreement(self, longest: int, seconds: float | None = None, batched: bool = False) -> str | None:
         """Compare calls with plain forward passes around the lengths of the model's configuration that texts of
-        `longest` tokens cross and that were not compared yet. Return what disagrees, in a sentence; None where nothing
-        does, and where all is known already.
-
-        Args:
-            seconds: lengths that take longer than this, all together, are left for a later call; None for no limit.
-            batched: several texts are decoded in one call.
+        `longest` tokens cross and that were not compared yet, `batched` where several texts are decoded in one call.
+        Return what disagrees, in a sentence; None where nothing does, and where all is known already. Lengths that take
+        longer than `seconds`, all together, are left for a later call; None for no limit.
         """
         return None
 

@@ -28,23 +28,16 @@ _NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "typical_p": 1.0, "repetition_pena
 
 
 class ModelTarget(Target):
-    """A transformers model behind its decoder.
-
-    Attributes:
-        name: of the model, for messages.
-        decoder: the model and the cache of one text.
-        in_one_piece: the model lies on one device of this process.
+    """A transformers model behind its decoder, which holds the cache of one text. Messages call the model `name`. It is
+    `in_one_piece` if it lies on one device of this process.
     """
 
     decoder: AnyDecoder
     in_one_piece = True
 
     def __init__(self, decoder: AnyDecoder, sampling: SamplingConfig, tokenizer: Any, evaluation: Evaluation) -> None:
-        """
-        Raises:
-            ModelLoadError: a model that decoding cannot be trusted with, see `open_decoder`; one that takes drafts that
-                branch in no way.
-            UsageError: `evaluation` is "rows", and the model takes trees in one sequence only.
+        """Raises ModelLoadError: a model that decoding cannot be trusted with, see `open_decoder`, or that takes drafts
+        that branch in no way; UsageError: `evaluation` is "rows", and the model takes trees in one sequence only.
         """
         decoder.model.eval().requires_grad_(False)
         # The evaluation that the model can be trusted with: the one asked for, or else rows.
@@ -188,9 +181,7 @@ class ModelTarget(Target):
 
 
 def not_followed(model: Any, sampling: SamplingConfig) -> tuple[str, ...]:
-    """Return a sentence with the keys and values of a model's generation configuration that a run with `sampling` does
-    not follow; nothing where there are none.
-    """
+    """Return a sentence with the generation configuration's values that `sampling` does not follow, if any."""
     config = getattr(model, "generation_config", None)
     if config is None:
         return ()
