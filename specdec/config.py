@@ -201,13 +201,9 @@ def config_dir() -> str:
 
 
 def validated(config_type: type[T], values: Mapping[str, Any], where: str = "", source: str = "") -> T:
-    """Build `config_type` from plain values.
-
-    Args:
-        where: dotted prefix of the keys in messages, e.g. `structure`.
-        source: name of these values in messages about unknown keys, e.g. `structure 'chain'`.
-    Raises:
-        UsageError: names key, value and bound of the first fault.
+    """Build `config_type` from plain values. In messages, `where` is the dotted prefix of keys, such as `structure`,
+    and `source` names these values if a key is unknown, such as `structure 'chain'`. Raises UsageError: key, value and
+    bound of the first fault.
     """
     try:
         # As JSON, because strict validation accepts mappings for dataclasses only there. Every YAML value has a JSON

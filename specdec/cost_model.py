@@ -57,18 +57,10 @@ class SimulatedCost:
     `experts` are those that the tokens of a mixture choose, each kind as many as `distinct_experts` expects (theory.md
     7.6). `rows` are the tokens of the call. `(reading, computing)` is the larger of the two with `overlap`, else their
     sum; keys are the tokens that a token attends to, masked ones of its own sequence included.
-
-    Attributes:
-        name, source: what these coefficients are called, and where they come from.
-        lookup_s, lookup_share: seconds, and share of the verifying call, that a draft by look-up takes; an empty one
-            takes nothing.
-        draft: seconds of a draft by a drafter that is a model.
-        overhead_s: seconds of acceptance, commit and the rest, in every round of every method, the baseline included.
-        experts: by kind; none for a dense model.
     """
 
     name: str
-    source: str
+    source: str  # of these coefficients
     fixed_s: Seconds
     token_s: Seconds
     weights_s: Seconds
@@ -77,11 +69,11 @@ class SimulatedCost:
     key_s: Seconds
     tile: AtLeastOne
     overlap: bool
-    lookup_s: Seconds
-    lookup_share: Seconds
-    draft: DraftCost
-    overhead_s: Seconds
-    experts: tuple[ExpertCost, ...] = ()
+    lookup_s: Seconds  # that a draft by look-up takes; an empty one takes nothing
+    lookup_share: Seconds  # the same, as a share of the verifying call
+    draft: DraftCost  # of a drafter that is a model
+    overhead_s: Seconds  # of acceptance, commit and the rest, in every round of every method, the baseline included
+    experts: tuple[ExpertCost, ...] = ()  # by kind; none for a dense model
 
     def seconds(self, rows: Any, context: Any, copies: Any = 1) -> Any:
         """Return the seconds of a call on `rows` tokens, in `copies` sequences that each read `context` cached ones:

@@ -38,11 +38,9 @@ def decode_round(
     clock: Clock,
     room: int | None = None,
 ) -> tuple[Decided, Marks]:
-    """Make the next round of a text that target and drafter have begun; return it, and readings of the clock.
-
-    Args:
-        generator: of acceptance decisions.
-        room: tokens that may still be written; None where neither a limit nor an end token ends the text.
+    """Make the next round of a text that target and drafter have begun; return it, and readings of the clock. The
+    `generator` is that of acceptance decisions. As many as `room` tokens may still be written; None where neither a
+    limit nor an end token ends the text.
     """
     before, start = clock.watch.read(), clock.mark()
     # 1. Draft: nothing is offered beyond the last token, which the target gives for free.

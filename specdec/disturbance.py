@@ -120,12 +120,7 @@ class ProcessWatch(Watch):
     def __init__(
         self, gpu: Callable[[], bool] | None = None, missing: Sequence[str] = (), proc: Path = Path("/proc")
     ) -> None:
-        """
-        Args:
-            gpu: returns True while a GPU is held back or used by others, see `gpu_watch`.
-            missing: what cannot be seen, for `blind`.
-            proc: where the kernel's files are.
-        """
+        """Read the files of the kernel in `proc`, and `gpu` (`gpu_watch`); `blind` says what else is `missing`."""
         missing = [*missing]
         self._tasks, self._gpu = proc / "self" / "task", gpu
         self._files: dict[str, int] = {}  # thread: its open schedstat

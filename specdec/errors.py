@@ -52,9 +52,7 @@ class NumericsError(SpecdecError):
 
 
 class NotLossless(SpecdecError):
-    """Outputs are refuted: they are not the target's own although they should be, or a certificate's check failed. What
-    was measured is on disk, whole.
-    """
+    """Outputs are not the target's own as they should be, or a check failed; what was measured is on disk, whole."""
 
     exit_code = 6
 

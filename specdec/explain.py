@@ -39,33 +39,20 @@ def parser() -> argparse.ArgumentParser:
         description="Explains load tests of a serving engine, plain and speculative: tokens per round, steps, waiting "
         "for memory; the gain at every load, factor by factor; and the forecast of the load at which to switch off.",
     )
-    made.add_argument(
-        "files",
-        nargs="+",
-        metavar="[NAME=]FILE",
-        help="results of GuideLLM, vllm bench serve, SGLang's bench_serving or AIPerf, responses of llama-server, "
+    about = (
+        "results of GuideLLM, vllm bench serve, SGLang's bench_serving or AIPerf, responses of llama-server, "
         f"vLLM's page /metrics, a folder {LOAD_FOLDER} that --out wrote; NAME tells servers apart where files do not; "
-        "or http://HOST:PORT, a server of llama.cpp that runs",
+        "or http://HOST:PORT, a server of llama.cpp that runs"
     )
+    made.add_argument("files", nargs="+", metavar="[NAME=]FILE", help=about)
     made.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines of prompts, for servers that run")
     made.add_argument("--requests", type=int, default=20, metavar="N", help="prompts that they are sent (20)")
     made.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens that they write at most (128)")
     for option, (_, words) in FACTS.items():
-        made.add_argument(
-            f"--{option}",
-            action="append",
-            default=[],
-            metavar="[NAME=]N",
-            help=f"{words}; of all speculative servers, or of the one named",
-        )
-    made.add_argument(
-        "--context",
-        action="append",
-        type=float,
-        default=[],
-        metavar="N",
-        help="forecast for prompts of N tokens, too, longer or shorter than measured; may be repeated",
-    )
+        about = f"{words}; of all speculative servers, or of the one named"
+        made.add_argument(f"--{option}", action="append", default=[], metavar="[NAME=]N", help=about)
+    about = "forecast for prompts of N tokens, too, longer or shorter than measured; may be repeated"
+    made.add_argument("--context", action="append", type=float, default=[], metavar="N", help=about)
     written = f"write report.html, report.md and the run folder {LOAD_FOLDER} there, too"
     made.add_argument("--out", type=Path, metavar="DIR", help=written)
     return made

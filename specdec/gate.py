@@ -22,41 +22,25 @@ def parser() -> argparse.ArgumentParser:
         "fewer tokens per round or are slower.",
     )
     made.add_argument("baseline", type=Path, metavar="BASELINE", help="folder of the earlier run, or a golden folder")
-    made.add_argument(
-        "candidates",
-        nargs="+",
-        type=Path,
-        metavar="CANDIDATE",
-        help="folders of later runs or imports, all of one kind, read in turn until a loss is found; one more may be "
-        "added as often as you like",
+    words = (
+        "folders of later runs or imports, all of one kind, read in turn until a loss is found; one more may be "
+        "added as often as you like"
     )
+    made.add_argument("candidates", nargs="+", type=Path, metavar="CANDIDATE", help=words)
     made.add_argument("--gamma", type=int, help="draft length to compare (that of the runs)")
-    made.add_argument(
-        "--false-alarms",
-        type=float,
-        default=0.01,
-        metavar="SHARE",
-        help="chance of a loss where nothing changed, over all candidates together (0.01)",
-    )
-    made.add_argument(
-        "--tolerance", type=float, default=0.0, metavar="SHARE", help="drop up to which nothing is a loss (0)"
-    )
+    words = "chance of a loss where nothing changed, over all candidates together (0.01)"
+    made.add_argument("--false-alarms", type=float, default=0.01, metavar="SHARE", help=words)
+    words = "drop up to which nothing is a loss (0)"
+    made.add_argument("--tolerance", type=float, default=0.0, metavar="SHARE", help=words)
     made.add_argument("--junit", type=Path, metavar="FILE", help="also write the verdicts as JUnit XML")
-    made.add_argument(
-        "--update",
-        action="store_true",
-        help="judge nothing, but make BASELINE a golden folder: a copy of what this command reads of CANDIDATE",
-    )
+    words = "judge nothing, but make BASELINE a golden folder: a copy of what this command reads of CANDIDATE"
+    made.add_argument("--update", action="store_true", help=words)
     return made
 
 
 def gate(arguments: Sequence[str]) -> None:
-    """Compare and print the verdicts, or renew the golden folder.
-
-    Raises:
-        UsageError: a folder or an option that cannot be used.
-        NotLossless: the outputs of a candidate are refuted.
-        LossFound: the candidates are worse.
+    """Compare and print the verdicts, or renew the golden folder. Raises UsageError: a folder or an option that cannot
+    be used; NotLossless: the outputs of a candidate are refuted; LossFound: the candidates are worse.
     """
     options = parser().parse_args(arguments)
     if not 0 < options.false_alarms < 0.5:

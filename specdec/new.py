@@ -22,23 +22,14 @@ SKELETONS = Path(__file__).resolve().parent / "skeletons"
 
 
 class NewPart(NamedTuple):
-    """A kind of part that a package can add.
+    """A kind of part that a package can add."""
 
-    Attributes:
-        group: of entry points, after "specdec.".
-        use: overrides with which a part is run, with {} for its name.
-        filled: the function to fill in.
-        noun: one part, in words.
-        record: the file of a run's folder that has what it gives; "" for parts that a conformance suite tries.
-        values: the folder of `conf/` with its values; "" for that of its kind, None where it has none.
-    """
-
-    group: str
-    use: str
-    filled: str
-    noun: str
-    record: str = ""
-    values: str | None = ""
+    group: str  # of entry points, after "specdec."
+    use: str  # overrides with which a part is run, with {} for its name
+    filled: str  # the function to fill in
+    noun: str  # one part, in words
+    record: str = ""  # the file of a run's folder that has what it gives; "" for parts that a conformance suite tries
+    values: str | None = ""  # the folder of `conf/` with its values; "" for that of its kind, None where it has none
 
 
 FAMILIES = {
@@ -60,20 +51,14 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("kind", choices=list(FAMILIES), help="the family of the new part")
     made.add_argument("name", metavar="NAME", help="its name, as it will be chosen: +drafter=NAME, verifier=NAME, ...")
-    made.add_argument(
-        "--folder", type=Path, metavar="FOLDER", help="new folder of the package (specdec-NAME in this folder)"
-    )
+    words = "new folder of the package (specdec-NAME in this folder)"
+    made.add_argument("--folder", type=Path, metavar="FOLDER", help=words)
     return made
 
 
 def write_package(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write the package and return its files.
-
-    Args:
-        kind: a key of `FAMILIES`.
-        folder: a new one.
-    Raises:
-        UsageError: a name that is no Python name in small letters, or that specdec has; a folder that is there.
+    """Write the package of a kind, a key of `FAMILIES`, to a new folder; return its files. Raises UsageError: a name
+    that is no Python name in small letters, or that specdec has; a folder that is there.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise UsageError(f"Bad name {name!r}: it becomes a Python module, so use small letters, digits and single _.")

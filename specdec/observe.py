@@ -15,19 +15,14 @@ from specdec.verifiers.base import Verifier
 
 
 class Decided(NamedTuple):
-    """A round after its decision.
-
-    Attributes:
-        p: [N+1, V] the target's law after the root and after each node of the draft.
-        committed: tokens appended to the text; a limit or an end token may have cut some accepted ones off.
-        chain: the structure offers one candidate for each position: only then has a position a law of its own. A draft
-            that branches may be a chain by chance.
+    """A round after its decision. It is of a `chain` where the structure offers one candidate for each position: only
+    then has a position a law of its own. A draft that branches may be a chain by chance.
     """
 
     draft: Draft
-    p: Tensor
+    p: Tensor  # [N+1, V] the target's law after the root and after each node of the draft
     acceptance: Acceptance
-    committed: tuple[int, ...]
+    committed: tuple[int, ...]  # appended to the text; a limit or an end token may have cut some accepted ones off
     chain: bool
 
     @property
@@ -60,12 +55,8 @@ class Decided(NamedTuple):
 
 
 def record(decided: Decided, verifier: Verifier, context: int, finish: str, marks: Marks, batch: int = 1) -> Round:
-    """Return what is kept of a round.
-
-    Args:
-        context: tokens in the context when the round began, root included.
-        finish: what ended the text in this round, if anything (`Round.truncation`).
-        batch: sequences that shared the step (`Round.batch`).
+    """Return what is kept of a round that began with `context` tokens, the root included. The text ended in it by
+    `finish`, if at all (`Round.truncation`), and `batch` sequences shared the step (`Round.batch`).
     """
     draft, p, lossy = decided.draft, decided.p[: decided.tested], not verifier.capabilities.lossless
     beta = tv = torch.empty(0)  # of a draft that branches, and where nothing was tested

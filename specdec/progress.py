@@ -61,15 +61,12 @@ def duration(seconds: float) -> str:
 
 
 class Stage:
-    """A stage of a command that is under way: how far it has come, and how long the rest takes.
-
-    Attributes:
-        done, total: steps; a total of None is not known.
-        expected: seconds of the whole stage, for as long as no step shows how long one takes; None: not known.
-        figures: what else is said of it as it goes on, in words.
+    """A stage of a command that is under way: how far it has come, and how long the rest takes. It has `total` steps,
+    None where that is not known, of which some are `done`. It is `expected` to take so many seconds, None where nothing
+    is known, for as long as no step shows how long one takes.
     """
 
-    figures = ""
+    figures = ""  # what else is said of it as it goes on, in words
 
     def __init__(self, name: str, total: int | None, expected: float | None, shorter: str) -> None:
         """Begin a stage, with what would make it `shorter` in words."""
@@ -143,17 +140,15 @@ def stage(
     expected: float | None = None,
     shorter: str = "",
 ) -> Iterator[Stage]:
-    """Begin a stage of a command, and end it. It is said when it begins, unless the last one that was said has the same
-    words, as the calls of each drafter of a study; then a terminal shows how far it has come and how long the rest
-    takes, and keeps its seconds. Elsewhere a line says so whenever nothing was said for long.
+    """Begin a stage of a command, to be advanced where it has steps, and end it. It is said when it begins, unless the
+    last one that was said has the same words, as the calls of each drafter of a study; then a terminal shows how far it
+    has come and how long the rest takes, and keeps its seconds. Elsewhere a line says so after a long silence.
 
     Args:
         about: what it does, in words; "" where the name says it.
         bar: False where something else draws on the terminal meanwhile, such as the bars of a download.
         told: False for a stage that is usually short, whose line is a detail.
         total, expected, shorter: see `Stage`.
-    Yields:
-        The stage, to be advanced where it has steps.
     """
     global _stage_told
     under_way = Stage(name, total, expected, shorter)

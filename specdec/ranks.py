@@ -100,10 +100,7 @@ def join(size: int, device: str) -> None:
 
 
 def expect_within(seconds: float) -> None:
-    """Let every rank wait for the others for so long at most, from now on: all are ready, so nothing takes longer.
-
-    Does nothing in a single process.
-    """
+    """Let every rank, if there are several, wait for the others for so long at most, from now on: all are ready."""
     if _group is None:
         return
     from torch.distributed import distributed_c10d

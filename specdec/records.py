@@ -116,21 +116,15 @@ def shared_tree(parents: tuple[int, ...]) -> Tree:
 class Draft:
     """A token tree that a drafter proposes. Tokens and q are made in one place, so that they always belong together.
 
-    Attributes:
-        tokens: [N] int64.
-        tree: topology over the N nodes.
-        q: [N, V], in place i the law that token i was really drawn from; None declares every node deterministic
-            (a point mass on its token).
-        source: [N] strategy and rank of each node.
-        draws: entry i + 1 lists the children of node i (entry 0 those of the root) in the order in which they were
-            drawn. A child whose token was drawn again is listed again: both draws make one node, and rules for
-            independent draws test it twice. None where each child was drawn once, in the order of `tree.children`.
+    The entry i + 1 of `draws` lists the children of node i (entry 0 those of the root) in the order in which they were
+    drawn. A child whose token was drawn again is listed again: both draws make one node, and rules for independent
+    draws test it twice. None where each child was drawn once, in the order of `tree.children`.
     """
 
-    tokens: Tensor
-    tree: Tree
-    q: Tensor | None = None
-    source: tuple[Source, ...] = ()
+    tokens: Tensor  # [N] int64
+    tree: Tree  # topology over the N nodes
+    q: Tensor | None = None  # [N, V], row i the law that token i was really drawn from; None: all are point masses
+    source: tuple[Source, ...] = ()  # [N] strategy and rank of each node
     draws: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
@@ -149,75 +143,51 @@ def chain_draft(tokens: Tensor, strategy: str, q: Tensor | None = None) -> Draft
 
 @dataclass(frozen=True)
 class TextStart:
-    """The beginning of a text, as a target and a drafter are told of it.
-
-    Attributes:
-        prompt: all prompt tokens, at least one; the last is the root of round 1.
-        capacity: tokens that prompt, output and the largest draft need together.
-        branches: the most paths from the root to a leaf in a draft, for a target that evaluates each path apart.
-        generator: the source of all randomness of this text's drafts.
-        reference: the baseline's tokens after the prompt, for drafters that need them.
-        in_step: True where the target has begun the same text and evaluates it in the same rounds, so that a drafter
-            may read the target's cache. A replay, which has no rounds, leaves it False.
+    """The beginning of a text, as a target and a drafter are told of it. It is `in_step` where the target has begun the
+    same text and evaluates it in the same rounds, so that a drafter may read the target's cache; not so in a replay,
+    which has no rounds.
     """
 
-    prompt: Sequence[int]
-    capacity: int
-    branches: int = 1
-    generator: torch.Generator | None = None
-    reference: Sequence[int] | None = None
+    prompt: Sequence[int]  # all prompt tokens, at least one; the last is the root of round 1
+    capacity: int  # tokens that prompt, output and the largest draft need together
+    branches: int = 1  # the most paths from the root to a leaf in a draft, for a target that evaluates each path apart
+    generator: torch.Generator | None = None  # the source of all randomness of this text's drafts
+    reference: Sequence[int] | None = None  # the baseline's tokens after the prompt, for drafters that need them
     in_step: bool = False
 
 
 @dataclass(frozen=True)
 class Request:
-    """A text to decode.
+    """A text to decode."""
 
-    Attributes:
-        prompt: at least one token.
-        max_new_tokens: the limit of the output, which an end token may end before.
-        draft_generator, accept_generator: the sources of randomness of drafts and of acceptance decisions.
-        reference: see `TextStart`.
-    """
-
-    prompt: Sequence[int]
-    max_new_tokens: int
-    draft_generator: torch.Generator | None = None
-    accept_generator: torch.Generator | None = None
-    reference: Sequence[int] | None = None
+    prompt: Sequence[int]  # at least one token
+    max_new_tokens: int  # the limit of the output, which an end token may end before
+    draft_generator: torch.Generator | None = None  # the source of randomness of drafts
+    accept_generator: torch.Generator | None = None  # and of acceptance decisions
+    reference: Sequence[int] | None = None  # see `TextStart`
 
 
 EMPTY = Draft(tokens=torch.empty(0, dtype=torch.long), tree=chain_tree(0))
-"""The draft without a node. It is one object for every device: its tokens lie on the host, and are in no computation.
-"""
+"""The draft without a node, one object for every device: its tokens lie on the host, and are in no computation."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The verifier's decision for one draft.
-
-    Attributes:
-        path: accepted nodes from the root downwards.
-        next_token: the correction after a rejection, or the bonus after a full acceptance.
-        rejected: a rejection was observed: the last accepted node had children and none passed. An empty draft has no
-            rejection.
-        tokens: [N] the draft's tokens as numbers, with the decision, so that a round waits for the device once.
+    """The verifier's decision for one draft. It is `rejected` where a rejection was observed: the last accepted node
+    had children and none passed. An empty draft has no rejection.
     """
 
-    path: tuple[int, ...]
-    next_token: int
+    path: tuple[int, ...]  # accepted nodes from the root downwards
+    next_token: int  # the correction after a rejection, or the bonus after a full acceptance
     rejected: bool
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # [N] the draft's, as numbers, so that a round waits for the device once
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
     """Clock readings before, between and after the four verbs of a round, in the clock's own type (see `clock`); and
-    what the clock's watch read right before and right after them.
-
-    Attributes:
-        restored: when the target had brought back the state of the committed text, where its layers keep one; None
-            where there is nothing to bring back.
+    what the clock's watch read right before and right after them. The target had brought back the state of the
+    committed text at `restored`; None where its layers keep none.
     """
 
     start: object
@@ -231,15 +201,10 @@ class Marks:
 
 @dataclass(frozen=True)
 class Departure:
-    """The distance between a round of a rule that is not lossless and what the target alone would do (`observe`).
+    """The distance between a round of a rule that is not lossless and what the target alone would do (`observe`)."""
 
-    Attributes:
-        tv: at each committed position, the total variation between the law of the emitted token and the target's law.
-        otherwise: chance that a lossless rule would have decided otherwise on this draft; None for an empty draft.
-    """
-
-    tv: tuple[float, ...]
-    otherwise: float | None
+    tv: tuple[float, ...]  # at each committed position, the total variation between the emitted token's law and p
+    otherwise: float | None  # chance that a lossless rule decides otherwise on this draft; None for an empty one
 
 
 @dataclass(frozen=True)
@@ -247,32 +212,25 @@ class Round:
     """One cycle of draft, verify, accept and commit, as it happened. Plain numbers, so that every round can be kept.
 
     Attributes:
-        context: tokens in the context when the round began, root included.
-        draft_tokens: [N] offered tokens, over `tree`, proposed by `source`.
-        acceptance: the verifier's decision.
-        committed: tokens appended to the text (accepted + 1, fewer when cut).
-        accepted: accepted draft tokens that became text: those up to the cut.
         rejected: a rejection was observed inside the text. False where every tested token passed, where the cut hides
             what came next, and where nothing was offered.
-        truncation: "end_token" or "limit" when that ended the text in this round, else "".
         beta: the chance that a token drawn from q passes, at each tested position of a chain, the root's child first:
             sum over tokens of min(p, q), or more under a verifier that is not lossless.
-        marks: clock readings.
         tv: for a verifier that is not lossless, at each of those positions the total variation between the law that it
             emits and the law that it emits without a draft.
-        departure: see `Departure`; None for a lossless verifier, and where the emitted law is not known.
+        departure: None for a lossless verifier, and where the emitted law is not known.
         batch: sequences that were decoded in the same step; each takes an equal share of the durations between `marks`.
     """
 
-    context: int
-    draft_tokens: tuple[int, ...]
+    context: int  # tokens in the context when the round began, root included
+    draft_tokens: tuple[int, ...]  # [N] offered tokens, over `tree`, proposed by `source`
     tree: Tree
     source: tuple[Source, ...]
     acceptance: Acceptance
-    committed: tuple[int, ...]
-    accepted: int
+    committed: tuple[int, ...]  # tokens appended to the text (accepted + 1, fewer when cut)
+    accepted: int  # accepted draft tokens that became text: those up to the cut
     rejected: bool
-    truncation: str
+    truncation: str  # "end_token" or "limit" when that ended the text in this round, else ""
     beta: tuple[float, ...]
     marks: Marks
     tv: tuple[float, ...] = ()
@@ -282,18 +240,11 @@ class Round:
 
 @dataclass(frozen=True)
 class Generation:
-    """The output for one prompt by one method, with all of its rounds.
-
-    Attributes:
-        tokens: committed tokens after the prompt, the end token included, nothing after it.
-        prefill: clock readings before and after the prefill.
-        finish: "end_token" or "limit".
-        watched: what the clock's watch read right before and right after the prefill.
-    """
+    """The output for one prompt by one method, with all of its rounds."""
 
     prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # committed after the prompt, the end token included, nothing after it
     rounds: Sequence[Round]
-    prefill: tuple[object, object]
-    finish: str = "limit"
-    watched: tuple[float, float] = (0.0, 0.0)
+    prefill: tuple[object, object]  # clock readings before and after it
+    finish: str = "limit"  # or "end_token"
+    watched: tuple[float, float] = (0.0, 0.0)  # what the clock's watch read right before and right after the prefill

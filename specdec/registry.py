@@ -45,8 +45,7 @@ class Registry(Generic[T]):
     """
 
     def __init__(self, family: str, group: str) -> None:
-        self.family = family
-        self.group = group
+        self.family, self.group = family, group
         self._classes: dict[str, type[T]] = {}
         self._settings: dict[str, str] = {}  # name of a setting of a class -> the class's own name
         self._broken: dict[str, str] = {}  # entry point -> what its import raised

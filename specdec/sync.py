@@ -19,13 +19,8 @@ def parser() -> argparse.ArgumentParser:
         description="Uploads runs to MLflow that their store missed, whole or in part, with their own times. "
         "Running it again changes nothing.",
     )
-    made.add_argument(
-        "folders",
-        nargs="*",
-        type=Path,
-        metavar="FOLDER",
-        help="the output folder of a run or a sweep, or a folder above some (./outputs and ./multirun)",
-    )
+    words = "the output folder of a run or a sweep, or a folder above some (./outputs and ./multirun)"
+    made.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help=words)
     made.add_argument("--tracking-uri", metavar="URI", help="store to upload to (the one that each run was meant for)")
     made.add_argument("--experiment", metavar="NAME", help="experiment to upload to (each run's own)")
     return made

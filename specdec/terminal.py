@@ -55,16 +55,11 @@ def show_run(
     signs_said = "; ".join(meaning for sign, meaning in signs.items() if sign in printed)
     unclear = {name: best_in_words(each.arms) for name, each in {found.facts.drafter: found, **found.beside}.items()}
     told_apart = "".join(f"; {f'{name}: ' * bool(found.beside)}{words}" for name, words in unclear.items() if words)
-    print_table(
-        console,
-        lines,
-        f"{measured}{', with a lossy rule,' if not found.facts.lossless else ''} against the capped geometric",
-        f"95% prompt-bootstrap intervals; {CAPPED_GEOMETRIC}, {alpha_of} ({found.alpha_source}); "
-        f"{signs_said}{told_apart}",
-    )
-    print_lines(
-        console, *([*found.reasons, *(n for n in found.notes if n not in told)] if verbose() else found.closing)
-    )
+    title = f"{measured}{', with a lossy rule,' if not found.facts.lossless else ''} against the capped geometric"
+    caption = f"95% prompt-bootstrap intervals; {CAPPED_GEOMETRIC}, {alpha_of} ({found.alpha_source}); {signs_said}"
+    print_table(console, lines, title, caption + told_apart)
+    notes = [*found.reasons, *(n for n in found.notes if n not in told)] if verbose() else found.closing
+    print_lines(console, *notes)
     print_links(console, {"results": from_here(folder), **links})
 
 
@@ -95,11 +90,8 @@ def summary_lines(found: RunFindings) -> list[list[str]]:
             depth = f"{arm['gamma']}{'*' if arm['primary'] else ''}{' best' if arm['gamma'] in best else ''}"
             lines.append([name, depth, *_cells(arm)])
         if name == own and "sampled/speedup" in found.metrics:
-            sampled = {
-                key.removeprefix("sampled/"): value
-                for key, value in found.metrics.items()
-                if key.startswith("sampled/")
-            }
+            metrics = found.metrics.items()
+            sampled = {key.removeprefix("sampled/"): value for key, value in metrics if key.startswith("sampled/")}
             lines.append([name, f"T={sampled['temperature']:g}", *_cells(sampled)])
     return lines if found.beside else [line[1:] for line in lines]
 

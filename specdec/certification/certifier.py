@@ -11,6 +11,7 @@ from specdec.certification.certificate import (
     Check,
     Declaration,
     Outcome,
+    Verdict,
     attempted,
     concluded,
     not_applicable,
@@ -163,16 +164,12 @@ def report(parted: Sequence[Divergence], outputs: int, accepted: int) -> Check:
         for item in (unexplained or parted)[:5]
     )
     lead = "rounding does not explain" if unexplained else "near-ties that rounding explains"
-    return Check(
-        "greedy",
-        "greedy outputs",
-        "plain decoding, differences scored again in float32",
-        outputs,
-        f"{len(parted)} part, {len(unexplained)} unexplained",
-        "FAILED" if unexplained else "passed",
-        detail=f"{lead}: {places}" if parted else "",
-        facts={"accepted_tokens": accepted, "divergences": [asdict(item) for item in parted]},
-    )
+    compared = "plain decoding, differences scored again in float32"
+    statistic = f"{len(parted)} part, {len(unexplained)} unexplained"
+    verdict: Verdict = "FAILED" if unexplained else "passed"
+    detail = f"{lead}: {places}" if parted else ""
+    facts = {"accepted_tokens": accepted, "divergences": [asdict(item) for item in parted]}
+    return Check("greedy", "greedy outputs", compared, outputs, statistic, verdict, None, detail, facts)
 
 
 def _declarations(plan: Plan, outcome: Outcome) -> list[Declaration]:
@@ -215,7 +212,5 @@ def _measure_loss(parts: Parts, texts: Texts) -> _Findings:
     if not distances:
         return _Findings("declared lossy", f"{sentence} The law that it emits is not known for such drafts.")
     mean = float(np.mean(distances))
-    measured = (
-        f"a token's law is {mean:.3f} from the target's in total variation, the mean of {len(distances):,} tokens"
-    )
-    return _Findings("declared lossy", f"{sentence} Measured: {measured}.", total_variation=mean)
+    said = f"a token's law is {mean:.3f} from the target's in total variation, the mean of {len(distances):,} tokens"
+    return _Findings("declared lossy", f"{sentence} Measured: {said}.", total_variation=mean)

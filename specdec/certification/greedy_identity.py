@@ -34,12 +34,9 @@ GREEDY = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, 
 @cache
 def own_greedy(architecture: str) -> tuple[int, ...]:
     """Return the continuation of `PROMPT` that transformers' `generate` writes, with its own cache and masks."""
+    seen = torch.ones(1, len(PROMPT), dtype=torch.long)
     output = load_tiny_model(architecture).generate(
-        torch.tensor([PROMPT]),
-        attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
-        max_new_tokens=NEW_TOKENS,
-        do_sample=False,
-        pad_token_id=0,
+        torch.tensor([PROMPT]), attention_mask=seen, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0
     )
     return tuple(output[0, len(PROMPT) :].tolist())
 

@@ -11,15 +11,15 @@ again, and the target is called once for each draft that differs.
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import isnan
+from math import isnan, nan, sqrt
 from typing import Any
 
 import numpy as np
 import torch
+from scipy import optimize, stats
 from torch import Tensor
 
 from specdec.certification.certificate import Check, Verdict
-from specdec.certification.chi_square import LEAST, Tally, Tested, chi_square
 from specdec.clock import CpuClock
 from specdec.config import CertificateConfig
 from specdec.decode import decode_round
@@ -42,6 +42,97 @@ _FIRST = 3  # classes of the first token in the joint test: rank 1, rank 2, all 
 _MOST_ROUNDS = 8  # of a text before a place
 _FOLLOWED = 10  # first tokens after which the second is looked at: the most likely ones
 _KEPT_BYTES = 1 << 26  # of laws that are kept for drafts that may come again
+LEAST = 5.0  # the smallest expected count of a cell, and the smallest variance of its count; rarer cells are pooled
+
+
+class Tally:
+    """Counts draws in cells [C] beside what their laws expect. The covariance [C, C] of the counts is the sum of
+    diag(law) - law law^T over the draws, given what came before each. Of `impossible` draws, which have no chance under
+    their law, one is enough.
+    """
+
+    def __init__(self, cells: int) -> None:
+        self.observed, self.expected = np.zeros(cells), np.zeros(cells)
+        self.covariance = np.zeros((cells, cells))
+        self.impossible = 0
+
+    @property
+    def draws(self) -> int:
+        return int(self.observed.sum())
+
+    def add(self, law: np.ndarray, counts: np.ndarray) -> None:
+        """Add draws from one law [C] by their counts [C]."""
+        law = law / law.sum()
+        number = counts.sum()
+        self.observed += counts
+        self.expected += number * law
+        self.covariance += number * (np.diag(law) - np.outer(law, law))
+
+    def add_one(self, law: np.ndarray, cell: int, impossible: bool = False) -> None:
+        """Add one draw from a law [C]."""
+        counts = np.zeros(len(law))
+        counts[cell] = 1
+        self.add(law, counts)
+        self.impossible += impossible
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A test of what was drawn. Freedom 0 of the chi-square statistic says that the draws were too few, or the laws too
+    sure, for a test; `p_value` is the chance of such a statistic, or a larger one, under the laws.
+    """
+
+    name: str
+    draws: int
+    statistic: float
+    freedom: int
+    p_value: float
+
+    def detectable(self, level: float, power: float = 0.9) -> float:
+        """Return a total variation that this test finds with the given power at a level: any shift of the mean law over
+        its cells that is at least as large is found at least as surely. NaN where there was no test.
+
+        A shift d of the cells' mean law makes the statistic noncentral by at least draws * sum d^2 / law, which is
+        smallest, 4 draws TV^2, for a shift between halves of the law.
+        """
+        if not self.freedom:
+            return nan
+        bound = stats.chi2.isf(level, self.freedom)
+
+        def missing(noncentrality: float) -> float:
+            return float(stats.ncx2.sf(bound, self.freedom, noncentrality) - power)
+
+        needed = optimize.brentq(missing, 1e-6, 10 * bound + 100)
+        return min(1.0, sqrt(needed / (4 * self.draws)))
+
+
+def chi_square(name: str, tally: Tally) -> Tested:
+    """Test the counts of a tally: (O - E)^T C^+ (O - E) with the covariance C of the counts; this is Pearson's sum of
+    (O - E)^2 / E where all draws have one law.
+
+    Rare cells are pooled until each has an expected count and a variance of at least `LEAST`, where that is possible:
+    by what is expected, never by what was seen, so that pooling biases nothing.
+    """
+
+    def size(cells: list[int]) -> float:
+        return float(min(tally.expected[cells].sum(), tally.covariance[np.ix_(cells, cells)].sum()))
+
+    groups = sorted(([cell] for cell in range(len(tally.expected))), key=size)
+    while len(groups) > 1 and size(groups[0]) < LEAST:
+        groups = sorted([groups[0] + groups[1], *groups[2:]], key=size)
+    merge = np.zeros((len(groups), len(tally.expected)))
+    for row, cells in enumerate(groups):
+        merge[row, cells] = 1.0
+    excess = merge @ (tally.observed - tally.expected)
+    values, vectors = np.linalg.eigh(merge @ tally.covariance @ merge.T)
+    kept = values > 1e-9 * max(values.max(initial=0.0), 1e-300)
+    freedom = int(kept.sum()) if len(groups) > 1 else 0
+    if tally.impossible:
+        return Tested(name, tally.draws, float("inf"), max(1, freedom), 0.0)
+    if not freedom:
+        return Tested(name, tally.draws, 0.0, 0, 1.0)
+    statistic = float(((vectors.T @ excess)[kept] ** 2 / values[kept]).sum())
+    return Tested(name, tally.draws, statistic, freedom, float(stats.chi2.sf(statistic, freedom)))
 
 
 def rank_class(p: Tensor, token: int) -> tuple[np.ndarray, int]:
@@ -158,16 +249,13 @@ class LiveRounds(Verifier):
         """
         apart, bound = float(np.mean(self.apart)), 1e-3 + 3 * float(np.mean(self.rounding))
         failed = not apart <= bound
-        return Check(
-            "statistical",
-            "states after commits",
-            "p of every round with a fresh pass over the text",
-            len(self.apart),
-            f"mean TV {apart:.1e} (at most {bound:.1e})",
-            "FAILED" if failed else "passed",
-            detail="the target's state is not that of its text" if failed else "",
-            facts={"mean_tv": apart, "largest_tv": float(np.max(self.apart)), "bound": bound},
-        )
+        compared, draws = "p of every round with a fresh pass over the text", len(self.apart)
+        statistic = f"mean TV {apart:.1e} (at most {bound:.1e})"
+        verdict: Verdict = "FAILED" if failed else "passed"
+        detail = "the target's state is not that of its text" if failed else ""
+        facts = {"mean_tv": apart, "largest_tv": float(np.max(self.apart)), "bound": bound}
+        name = "states after commits"
+        return Check("statistical", name, compared, draws, statistic, verdict, None, detail, facts)
 
 
 def _go_to(arm: Arm, request: Request, wanted: int) -> None:

@@ -6,17 +6,9 @@ from typing import Any
 import torch
 
 VOCABULARY = 61
-SIZES = dict(
-    vocab_size=VOCABULARY,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    max_position_embeddings=256,
-    bos_token_id=None,
-    eos_token_id=None,
-    pad_token_id=None,
-)
+SIZES: dict[str, Any] = dict(
+    vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+) | dict(max_position_embeddings=256, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 _GROUPED = dict(SIZES, num_key_value_heads=2)
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -75,9 +75,8 @@ class EagleConfig:
                 raise ValueError("form=eagle1 drafts step by step: set mask_token to null")
         elif not self.boundaries:
             raise ValueError(f"form={self.form} reads layers of the target: give their boundaries, such as [2, 16, 29]")
-        if self.form != "eagle3" and (
-            self.norm_before_residual or self.norm_before_fc or self.fc_norm or self.norm_output
-        ):
+        norms_of_eagle3 = self.norm_before_residual or self.norm_before_fc or self.fc_norm or self.norm_output
+        if norms_of_eagle3 and self.form != "eagle3":
             raise ValueError(f"form={self.form} has none of the norms of eagle3: set them to false")
         if (self.form == "dflash") != (self.block is not None) or (self.block is not None and self.mask_token is None):
             raise ValueError("form=dflash needs block and mask_token, and no other form has a block")

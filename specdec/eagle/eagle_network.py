@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from specdec.eagle.eagle_config import EagleConfig, RopeScaling
 from specdec.targets.base.contract import HiddenStates
 
-KeysValues = tuple[tuple[Tensor, Tensor], ...]  # [B, H_kv, P, head_dim], a pair for each layer; keys are rotated
+Pair = tuple[Tensor, Tensor]  # cosines and sines of angles, or keys and values
+KeysValues = tuple[Pair, ...]  # [B, H_kv, P, head_dim], a pair for each layer; keys are rotated
 
 
 class GatedMlp(nn.Module):
@@ -56,13 +57,11 @@ class GroupedAttention(nn.Module):
         heads = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         return heads if norm is None else norm(heads)
 
-    def keys_values(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x: Tensor, turns: Pair) -> Pair:
         """Return keys and values [B, H_kv, S, head_dim] of inputs [B, S, inputs]."""
         return rotated(self._heads(self.k_proj(x), self.k_norm), turns), self._heads(self.v_proj(x))
 
-    def forward(
-        self, x: Tensor, turns: tuple[Tensor, Tensor], past: tuple[Tensor, Tensor] | None, mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, x: Tensor, turns: Pair, past: Pair | None, mask: Tensor | None = None) -> tuple[Tensor, Pair]:
         """Return states [B, S, D], and keys and values of all P+S rows, for inputs x [B, S, inputs], cosines and sines
         [B, 1, S, head_dim], keys and values of P rows before, and a mask [S, P+S] or [B, 1, S, P+S], true for seen.
         """
@@ -172,7 +171,7 @@ def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None)
     return share * plain + (1 - share) * slowed
 
 
-def rotated(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+def rotated(x: Tensor, turns: Pair) -> Tensor:
     """Turn the pairs (x_j, x_{j + head_dim / 2}) of x [B, H, S, head_dim] by the angles of their rows."""
     cosines, sines = turns
     first, second = x.chunk(2, -1)
@@ -196,13 +195,8 @@ class EagleLayer(nn.Module):
         self.mlp = GatedMlp(size, config.intermediate)
 
     def forward(
-        self,
-        x: Tensor,
-        turns: tuple[Tensor, Tensor],
-        past: tuple[Tensor, Tensor] | None,
-        mask: Tensor | None = None,
-        embedded: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        self, x: Tensor, turns: Pair, past: Pair | None, mask: Tensor | None = None, embedded: Tensor | None = None
+    ) -> tuple[Tensor, Pair]:
         """Return the layer's output [B, S, D] for x [B, S, D] and, where the layer reads them, the embeddings [B, S, D]
         of the tokens; and the keys and values of all rows; see `GroupedAttention`.
         """
@@ -224,11 +218,8 @@ class EagleNetwork(FeatureNetwork):
         size, eps, features = config.hidden, config.rms_eps, config.features * config.target_hidden
         joined = 2 * size if config.form == "eagle1" else features
         self.input_norm = nn.RMSNorm(features, eps) if config.norm_before_fc else None
-        self.fc_norm = (
-            nn.ModuleList(nn.RMSNorm(config.target_hidden, eps) for _ in range(config.features))
-            if config.fc_norm
-            else None
-        )
+        norms = (nn.RMSNorm(config.target_hidden, eps) for _ in range(config.features))
+        self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
         self.mask_hidden = nn.Parameter(torch.zeros(features)) if config.mask_token is not None else None
         self.fc = nn.Linear(joined, size, bias=config.fc_bias)
         self.layers = nn.ModuleList(EagleLayer(config, first=layer == 0) for layer in range(config.layers))

@@ -175,12 +175,9 @@ class MtpDraft:
         roots: Tensor,
         unseen: Sequence[Tensor | None] | None = None,
     ) -> None:
-        """
-        Args:
-            layers: of each head, the rows of the text; these grow.
-            states: of each head, the state [B, 1, D] of the root's row; None where it has none.
-            roots: [B] places of the roots.
-            unseen: of each head, the rows [B, P] of the text behind a chain's root; None where there are none.
+        """Begin behind roots at places [B]. Each head has in `layers` the rows of the text, which grow; in `states` the
+        state [B, 1, D] of the root's row, None where it has none; and in `unseen` the rows [B, P] of the text behind a
+        chain's root, None where there are none.
         """
         self._network, self._layers, self._roots_states, self._roots = network, layers, states, roots
         self._unseen = unseen or [None] * len(layers)

@@ -209,12 +209,11 @@ def _all_passed(checks_of: Callable[[], Sequence[Check]], lossless: bool) -> Non
 
 def something_is_asked_for(structure: Structure) -> None:
     """Check that a full draft has nodes, and as many levels as the structure says."""
+    tree = structure.tree
     require(structure.nodes > 0, "A full draft has no node: the other cases say nothing.")
-    require(
-        structure.tree.depth == structure.gamma, f"gamma is {structure.gamma}, the tree {structure.tree.depth} deep."
-    )
-    require(structure.nodes >= len(structure.tree), f"nodes is {structure.nodes}, the tree has {len(structure.tree)}.")
-    require(structure.branches >= len(structure.tree.leaves), "branches are fewer than the tree has leaves.")
+    require(tree.depth == structure.gamma, f"gamma is {structure.gamma}, the tree {tree.depth} deep.")
+    require(structure.nodes >= len(tree), f"nodes is {structure.nodes}, the tree has {len(tree)}.")
+    require(structure.branches >= len(tree.leaves), "branches are fewer than the tree has leaves.")
 
 
 def every_depth_below_is_there(structure: Structure) -> None:

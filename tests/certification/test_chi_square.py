@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specdec.certification.chi_square import LEAST, Tally, chi_square
+from specdec.certification.statistical import LEAST, Tally, chi_square
 
 
 def test_draws_of_one_law_give_pearsons_statistic():

@@ -16,8 +16,7 @@ from fixtures.refusals import refused
 from fixtures.small_parts import composed_values
 
 from specdec import certify
-from specdec.certification.anytime import detectable, log_bets, log_evidence
-from specdec.certification.server_audit import Audit
+from specdec.certification.server_audit import Audit, detectable, log_bets, log_evidence
 from specdec.certification.server_client import KEY, Client, ServerFault, http
 from specdec.config import ServerConfig
 from specdec.errors import SpecdecError, UsageError

@@ -276,9 +276,8 @@ def _eagle1_network(reading: Reading, target: Target, layers: Sequence[int] | No
         raise ModelLoadError(f"{reading.files} has several layers: an EAGLE-1 network has one.")
     values = reading.decoder()
     values |= {"form": "eagle1", "boundaries": [], "target_hidden": values["hidden"], "own_output": False}
-    return reading.network(
-        target, values | {"fc_bias": fc_bias or "fc.bias" in reading.places}, ["embed_tokens.weight"]
-    )
+    values["fc_bias"] = fc_bias or "fc.bias" in reading.places
+    return reading.network(target, values, ["embed_tokens.weight"])
 
 
 def _boundaries(files: CheckpointFiles, numbers: Any, features: int, depth: int, inputs: bool) -> list[int]:

@@ -130,12 +130,9 @@ class MedusaVllm(NetworkFormat):
             heads: DraftHeads = _medusa_network(files.name, count, layers, output, target)
         else:
             with torch.device("meta"):
-                heads = ResidualHeads(
-                    [[ResidualBlock(width, width) for _ in range(layers)] for _ in range(count)],
-                    [nn.Linear(width, len(token_map), bias=False) for _ in outputs],
-                    vocab_size=tokens,
-                    token_map=token_map,
-                )
+                blocks = [[ResidualBlock(width, width) for _ in range(layers)] for _ in range(count)]
+                own = [nn.Linear(width, len(token_map), bias=False) for _ in outputs]
+                heads = ResidualHeads(blocks, own, vocab_size=tokens, token_map=token_map)
 
         def published(name: str) -> str:  # heads.0.blocks.1.inner.bias, blocks.0.1.linear.bias, outputs.0[.weight]
             head, *layer = [int(part) for part in name.split(".") if part.isdigit()]
