@@ -9,8 +9,7 @@ import shlex
 
 from .measured_drafter import Configuration, Measured, trained_here
 
-VERSION = "0.5.0"
-ENGINE = f"llama.cpp {VERSION}"
+ENGINE = "llama.cpp 0.5.0"
 TARGET, DRAFT = "target.gguf", "draft.gguf"
 CONVERTED = "convert_hf_to_gguf.py, of llama.cpp, reads folders: download a hub id first."
 EAGLE = {  # format: the type of speculation that reads it

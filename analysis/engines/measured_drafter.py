@@ -31,8 +31,7 @@ class Measured:
     depth: int  # levels of a draft: gamma of a chain
     nodes: int  # the most tokens that a draft offers; `depth` for a chain
     speedup: Interval  # over plain decoding, with its interval
-    # the record of its model (`Drafter.describe`), with the format of a published checkpoint
-    drafter: Mapping[str, Any] = field(default_factory=dict)
+    drafter: Mapping[str, Any] = field(default_factory=dict)  # the record of its model (`Drafter.describe`)
     predicted: bool = False  # the speedup is that of `specdec.advise`, not of a run
     simulated: bool = False  # times come from a cost model
     lossless: bool = True  # the verifier's rule keeps the target's law

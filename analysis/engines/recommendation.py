@@ -57,8 +57,7 @@ class Recommendation:
     """The answer to how the drafter should be served; `serving` in `summary.json` and `advice.json`."""
 
     verdict: str  # one sentence with the number behind it
-    # of each engine; empty where speculation should be left off, or no engine offers the drafter
-    configurations: tuple[Configuration, ...] = ()
+    configurations: tuple[Configuration, ...] = ()  # of each engine; empty where speculation is off or not offered
     remarks: tuple[str, ...] = ()  # sentences about all of them
     load: str = ""  # up to how many requests at once it pays, and what memory does to that; empty where unknown
 

@@ -9,14 +9,8 @@ import shlex
 
 from .measured_drafter import Configuration, Measured, trained_here
 
-VERSION = "0.5.23"
-ENGINE = f"SGLang {VERSION}"
-EAGLE = {  # format: the algorithm that reads it
-    "EAGLE-1": "EAGLE",
-    "EAGLE-3": "EAGLE3",
-    "DFlash": "DFLASH",
-    "DSpark": "DSPARK",
-}
+ENGINE = "SGLang 0.5.23"
+EAGLE = {"EAGLE-1": "EAGLE", "EAGLE-3": "EAGLE3", "DFlash": "DFLASH", "DSpark": "DSPARK"}  # format: its algorithm
 MTP = {"MTP module": "NEXTN"}
 TOPK = 4  # SGLang's own choice for Llama, where the tree that was measured does not say its branching
 REASONS = {

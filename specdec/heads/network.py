@@ -58,10 +58,8 @@ class DraftHeads(nn.Module, ABC):
 
     def features(self, states: Tensor, tokens: Tensor, count: int | None = None) -> list[Tensor]:
         """Return the features [B, S, ...] of heads 1, ..., `count` (all if None) at every position of texts, by the
-        target's states [B, S, D] and the tokens [B, S].
-
-        Head k at position t reads tokens t+1 to t+k and predicts x_{t+k+1}. Its features have no meaning where the text
-        has no such token.
+        target's states [B, S, D] and the tokens [B, S]. Head k at position t reads tokens t+1 to t+k and predicts
+        x_{t+k+1}. Its features have no meaning where the text has no such token.
         """
         states, _ = self.contextual(states)
         every = states.flatten(0, 1)
@@ -135,9 +133,8 @@ class _SelfAttention(nn.Module):
 
 
 class PrefixLayer(_SelfAttention):
-    """One layer of causal self-attention over the states of the prefix, residual and zero at the start.
-
-    It has no positions: the causal mask is enough for one layer to tell tokens apart.
+    """One layer of causal self-attention over the states of the prefix, residual and zero at the start. It has no
+    positions: the causal mask is enough for one layer to tell tokens apart.
     """
 
     def forward(self, states: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
@@ -156,7 +153,6 @@ class PrefixLayer(_SelfAttention):
 class DraftedAttention(_SelfAttention):
     """One layer of causal self-attention over h_t and the embeddings of the tokens since, which all heads share: the
     concatenation that grounded heads read (2402.05109, section 3) becomes a sum whose weights depend on the tokens.
-
     Places are learned vectors: 0 for h_t, k for the k-th token since.
     """
 
@@ -175,9 +171,7 @@ class DraftedAttention(_SelfAttention):
 
 
 class Heads(DraftHeads):
-    """K heads with their layers to the vocabulary. They read the target's embeddings and output layer, and never store
-    them.
-    """
+    """K heads and their layers to the vocabulary; the target's embeddings and output layer are read, never stored."""
 
     def __init__(self, config: HeadsConfig, embedding: Tensor, output: Tensor) -> None:
         """Make heads over the target's input embeddings and output layer, [V, D] each."""
@@ -194,11 +188,9 @@ class Heads(DraftHeads):
         self.heads = nn.ModuleList()
         self.attention = DraftedAttention(size, config.count) if config.mixer == "attention" else None
         if config.mixer != "gru":
-            # Attention makes one vector of however many tokens.
-            tokens = [
-                (k if self.attention is None else 1) if config.grounded else 0 for k in range(1, config.count + 1)
-            ]
-            self.heads.extend(MlpHead(size, count, config.layers, config.width) for count in tokens)
+            for k in range(1, config.count + 1):
+                tokens = (k if self.attention is None else 1) if config.grounded else 0  # attention makes them one
+                self.heads.append(MlpHead(size, tokens, config.layers, config.width))
         layers = {"own": config.count, "shared": 1, "tied": 0}[config.output]
         self.outputs = nn.ParameterList(nn.Parameter(output.detach().clone()) for _ in range(layers))
 

@@ -33,8 +33,7 @@ class LlamaCpp(Engine):
     def peers(self, work: Work, held: ExitStack) -> list["LlamaPeer"]:
         import llama_cpp
 
-        target = work.target
-        sampling = target.sampling
+        target, sampling = work.target, work.target.sampling
         cuts = (sampling.top_p, sampling.min_p, sampling.typical_p)
         if not sampling.greedy and cuts != (None, None, None):
             raise LeftOut(
@@ -115,16 +114,12 @@ class LlamaPeer(Peer):
 
 
 def settings(work: Work) -> list[Setting]:
-    """Return the settings to try: attention fused or not, over a cache in the format of the weights, or in float16
-    where that is as wide.
-    """
+    """Return the settings: attention fused or not; a cache in the weights' format, or float16 where that is as wide."""
     from gguf import GGMLQuantizationType
 
     threads, dtype = torch.get_num_threads(), work.target.model.dtype
-    gamma = work.structure.gamma
     shared = {
-        # Drafts are evaluated to their end, beyond that of the text.
-        "n_ctx": work.longest + gamma + 2,
+        "n_ctx": work.longest + work.structure.gamma + 2,  # drafts are evaluated to their end, beyond that of the text
         "n_batch": _PREFILL,
         "n_ubatch": _PREFILL,
         "n_threads": threads,
@@ -149,8 +144,7 @@ def settings(work: Work) -> list[Setting]:
     ]
 
 
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""transformers' `model_type` -> llama.cpp's architecture."""
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # by `model_type`
 
 _FILE_TYPES = {torch.float32: "ALL_F32", torch.bfloat16: "MOSTLY_BF16", torch.float16: "MOSTLY_F16"}
 
@@ -207,9 +201,7 @@ def write_gguf(model: Any, path: Path, longest: int) -> None:
 
 
 def _checked(model: Any, config: Any, longest: int) -> str:
-    """Return llama.cpp's name of the architecture. Raises LeftOut: it is unknown there, or would be computed in another
-    way.
-    """
+    """Return llama.cpp's name of the architecture. Raises LeftOut: it is unknown there, or computed in another way."""
     kind = config.model_type
     windowed = getattr(config, "use_sliding_window", True)
     window = (getattr(config, "sliding_window", None) if windowed else None) or longest

@@ -195,17 +195,15 @@ def _write(model: Any, work: Work, folder: Path) -> None:
     write_openvino(model, windows, folder)
 
 
-MODEL_FILE = "openvino_model.xml"  # as GenAI looks for it
 _INPUTS = ("input_ids", "attention_mask", "position_ids", "beam_idx")
 _SEQUENCES, _TOKENS, _PAST = 2, 5, 3  # of the example: all differ, or the graph would take equal ones for one size
 
 
 def write_openvino(model: Any, kinds: Collection[str], folder: Path) -> None:
     """Write a decoder-only model, which itself stays as it is, into a folder that exists; its masks are keyed by the
-    `kinds` of its attention layers. Raises exceptions of many types: OpenVINO has no operation for a part of the model.
-
-    Every layer sees the whole text: windows are not written. 16-bit weights are written as float32, which holds them
-    exactly; the arithmetic is chosen when the file is read.
+    `kinds` of its attention layers. Every layer sees the whole text: windows are not written. 16-bit weights are
+    written as float32, which holds them exactly; the arithmetic is chosen when the file is read. Raises exceptions of
+    many types: OpenVINO has no operation for a part of the model.
     """
     import openvino
     from openvino import opset13 as operations
@@ -241,7 +239,7 @@ def write_openvino(model: Any, kinds: Collection[str], folder: Path) -> None:
             shape = operations.concat([sequences, *map(operations.constant, rest)], 0)
             node.set_arguments([operations.broadcast(np.float32(0), shape)])
     written.validate_nodes_and_infer_types()
-    openvino.save_model(written, folder / MODEL_FILE, compress_to_fp16=False)
+    openvino.save_model(written, folder / "openvino_model.xml", compress_to_fp16=False)  # as GenAI looks for it
 
 
 class _Graph(nn.Module):
@@ -261,12 +259,9 @@ class _Graph(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, beam_idx: Tensor, *past: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return logits [B, S, V], then keys and values of every layer, those of `past` in front.
-
-        Args:
-            attention_mask: ones [B, P + S]; only its shape differs from call to call.
-            beam_idx: the sequence [B] of `past` that each sequence continues.
-            past: keys and values [B, H, P, head] of every layer in turn.
+        """Return logits [B, S, V], then keys and values of every layer, those of `past` in front: [B, H, P, head] in
+        turn. `attention_mask` is ones [B, P + S], of which only the shape differs from call to call; `beam_idx` [B] is
+        the sequence of `past` that each sequence continues.
         """
         layers = [DynamicLayer() for _ in past[::2]]
         for layer, keys, values in zip(layers, past[::2], past[1::2], strict=True):
@@ -282,13 +277,8 @@ class _Graph(nn.Module):
         own = slots[attention_mask.shape[1] - input_ids.shape[1] :]
         seen = (slots[None, :] <= own[:, None])[None, None] & attention_mask[:, None, None].bool()  # [B, 1, S, P + S]
         mask = seen if len(self._kinds) == 1 else dict.fromkeys(self._kinds, seen)
-        return self.model(
-            input_ids=input_ids,
-            attention_mask=mask,
-            position_ids=position_ids,
-            use_cache=True,
-            **{CACHE: Cache(layers=layers)},
-        ).logits
+        inputs = {"input_ids": input_ids, "attention_mask": mask, "position_ids": position_ids}
+        return self.model(**inputs, use_cache=True, **{CACHE: Cache(layers=layers)}).logits
 
 
 def _example(shapes: list[tuple[int, int]]) -> tuple[Tensor, ...]:

@@ -1,6 +1,4 @@
-"""transformers: `generate` on our target's own model object, plain, assisted by the same small model, or with prompt
-lookup.
-"""
+"""transformers' `generate` on our target's own model: plain, assisted by the small model, or with prompt lookup."""
 
 import logging
 import time
@@ -68,9 +66,10 @@ class TransformersPeer(Peer):
             self._configs.append((small.model, constant))
 
     def generate(self, prompt: Prompt, setting: Setting, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
-        ids = torch.tensor([prompt.tokens], device=self._target.device)
-        target = self._target
+        target, limit, ends = self._target, self._work.max_new_tokens, self._target.end_tokens
+        ids = torch.tensor([prompt.tokens], device=target.device)
         options: dict[str, Any] = {"do_sample": not sampling.greedy, **self._options, **setting.options}
+        options |= {"eos_token_id": sorted(ends) or None, "pad_token_id": min(ends, default=0)}
         if not sampling.greedy:
             options |= {"temperature": sampling.temperature, "top_k": sampling.top_k or 0, "min_p": sampling.min_p}
             options |= {"top_p": 1.0 if sampling.top_p is None else sampling.top_p, "typical_p": sampling.typical_p}
@@ -84,18 +83,11 @@ class TransformersPeer(Peer):
             stack.callback(_GENERATING.removeFilter, _not_of_its_own)
             _synchronize(target.device)
             start = time.perf_counter()
-            output = target.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=self._work.max_new_tokens,
-                eos_token_id=sorted(target.end_tokens) or None,
-                pad_token_id=min(target.end_tokens, default=0),
-                **options,
-            )
+            output = target.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, **options)
             _synchronize(target.device)
             seconds = time.perf_counter() - start
         new = output[0, ids.shape[1] :].tolist()
-        return cut(new[:-1], new[-1], self._work.max_new_tokens, target.end_tokens), seconds
+        return cut(new[:-1], new[-1], limit, ends), seconds
 
 
 @engines.register("transformers")

@@ -31,8 +31,7 @@ def fingerprint(*parts: Any) -> str:
 
 def of_kind(kind: type[Kind], values: Any) -> Kind:
     """Check values as one kind of config; a pydantic union of all kinds would put its labels into messages."""
-    # As JSON: strict validation takes mappings for dataclasses there.
-    return TypeAdapter(kind).validate_json(json.dumps(values))
+    return TypeAdapter(kind).validate_json(json.dumps(values))  # in JSON, mappings may be dataclasses
 
 
 @typed
@@ -42,11 +41,9 @@ class SelfDistillationConfig:
     # "always", or "chat_model": where the tokenizer of the target has a chat template. Such a target answers what users
     # ask; any other goes on with a text.
     when: Literal["always", "chat_model"]
-    # How many training and held-out documents it continues.
-    texts: AtLeastOne
-    heldout_texts: AtLeastOne
-    # Tokens of a text that it is shown; of a conversation, it is shown all up to one of the answers, and a prompt of a
-    # set is shown whole.
+    texts: AtLeastOne  # training documents that it continues
+    heldout_texts: AtLeastOne  # held-out ones
+    # Tokens of a text that it is shown; a conversation is shown up to one of the answers, a prompt of a set whole.
     prefix_tokens: AtLeastOne
     new_tokens: AtLeastOne  # the most tokens that it writes after them
     temperature: NonNegative  # the temperature of its sampling; 0 is greedy
@@ -82,11 +79,9 @@ class SelfSynthesisConfig:
     new_tokens: AtLeastOne  # the most tokens of a question; one that has not ended by then is left out
     temperature: Positive  # the temperature of the questions' sampling; 0 would always ask the same
     words: AtLeastOne  # a question that has as many words in a row in common with an earlier one is left out
-    # Files of prompts, JSON lines or plain text: what has as many words in a row in common with one of their texts is
-    # left out, questions and answers.
+    # Files of prompts, JSON lines or text; a question or answer with as many words in a row of theirs is left out.
     keep_out: list[NonEmpty]
-    # See `conf/measurement/default.yaml`; a text that loops is left out.
-    repetition_period: AtLeastOne
+    repetition_period: AtLeastOne  # see `conf/measurement/default.yaml`; a text that loops is left out
     repetition_share: Positive
 
 
@@ -156,7 +151,6 @@ class HeadDataConfig(SequencesConfig):
     few sequences, read several times, are kept more easily.
     """
 
-    # The target continues or answers what is in the source, and heads are trained on what it writes; None: heads are
-    # trained on the documents themselves.
+    # Heads are trained on what the target writes after the source or in answer to it; None: on the source itself.
     generated: SelfDistillationConfig | None
     states: StatesConfig  # the computing and keeping of the target's hidden states

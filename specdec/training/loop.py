@@ -60,12 +60,8 @@ class Training:
         self.seconds = 0.0  # of training, all sittings together
         self.history: list[dict[str, Any]] = []  # a line per step; None where nothing was scored
 
-    # --- checkpoints
-
     def restore(self) -> bool:
-        """Go on from the folder's checkpoint; return False if there is none. Raises UsageError: it belongs to another
-        training.
-        """
+        """Go on from the checkpoint; return False without one. Raises UsageError: it is of another training."""
         student = self.student
         path = student.folder / CHECKPOINT
         if not path.exists():
@@ -73,9 +69,8 @@ class Training:
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["fingerprint"] != student.fingerprint:
             raise UsageError(
-                f"{path} was written by {student.origin} "
-                f"({state['fingerprint'][:12]}, this is {student.fingerprint[:12]}): "
-                "choose another output_dir, or delete it to start again."
+                f"{path} was written by {student.origin} ({state['fingerprint'][:12]}, this is "
+                f"{student.fingerprint[:12]}): choose another output_dir, or delete it to start again."
             )
         student.load_state(state)
         torch.set_rng_state(state["rng"])
@@ -112,12 +107,9 @@ class Training:
         measured = map(column, (*self.student.losses, *self.student.scores))
         return ("step", "tokens", "train_loss", *measured, "lr", "seconds")
 
-    # --- steps
-
     def train(self, log: Callable[[dict[str, float], int], None], display: Callable[[dict[str, float]], None]) -> None:
-        """Take the remaining steps. `log` is called with metrics and their step, every `log_every_steps`, and `display`
-        with the history's line of every step. Raises Interrupted: a signal arrived; the step at hand was finished and a
-        checkpoint written.
+        """Take the remaining steps. `log` is called with metrics and their step every `log_every_steps`, `display` with
+        the history's line of each step. Raises Interrupted: a signal came; step and checkpoint were finished.
         """
         student, pace, steps = self.student, self.student.pace, self.student.steps
         began, saved = time.perf_counter(), time.monotonic()
@@ -196,10 +188,9 @@ def prepare(config: TrainingConfig) -> None:
 
 
 def run(kind: str, values: Mapping[str, Any]) -> FinishedTraining | None:
-    """Train what a recipe of the config group `kind` names, or go on training it until it is finished, tracked as one
-    run and with a progress bar; return None in all processes but the first. The values are the configuration, plain
-    data from YAML. Raises UsageError: bad values, files or models, a checkpoint of another recipe; Interrupted: after a
-    signal.
+    """Train what a recipe of the config group `kind` names, or go on until it is finished, tracked as one run and with
+    a progress bar; return None in all processes but the first. The values are the configuration, plain data from YAML.
+    Raises UsageError: bad values, files or models, a checkpoint of another recipe; Interrupted: after a signal.
     """
     config = validated(RECIPES[kind], values, source="the configuration" if kind == "recipe" else "")
     if isinstance(config, StateTrainConfig):

@@ -16,9 +16,6 @@ from specdec.training.data_recipes import HeadDataConfig, NonNegative, Positive,
 Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$")]
 
 
-# --- what all kinds share
-
-
 @typed
 class PaceConfig:
     """The pace of measuring, logging and saving on the way; changes no weight."""
@@ -61,9 +58,8 @@ class Ramp:
 
     first: NonNegative
     last: NonNegative
-    # Shares of the training's steps.
-    start: Probability
-    end: Probability
+    start: Probability  # a share of the training's steps
+    end: Probability  # likewise
 
     @model_validator(mode="after")
     def _in_order(self) -> "Ramp":
@@ -91,9 +87,6 @@ def _constant(value: Any) -> Any:
 
 
 Weight = Annotated[Ramp, BeforeValidator(_constant)]
-
-
-# --- a whole model (`conf/recipe/`)
 
 
 @typed
@@ -229,9 +222,6 @@ def model_fingerprint(config: ModelTrainConfig, corpus_hash: str) -> str:
     return fingerprint(model, recipe.data, recipe.optimizer, recipe.bfloat16, config.seed, corpus_hash)
 
 
-# --- what reads sequences of a text in the tokens of a model that is there already
-
-
 @typed
 class MonitorConfig(PaceConfig):
     """The measurements on the way."""
@@ -244,10 +234,8 @@ class SequenceTrainConfig(TrainingConfig):
     """The text that is learned from, and the arithmetic."""
 
     data: SequencesConfig
-    # Sequences of one forward pass on one device; gradients accumulate over those of `data.batch`.
-    micro_batch: AtLeastOne
-    # Forward and backward passes in bfloat16 over float32 weights, where the device computes in it; in float32
-    # elsewhere.
+    micro_batch: AtLeastOne  # sequences of a forward pass on a device; gradients accumulate over `data.batch`
+    # Forward and backward passes in bfloat16 over float32 weights where the device computes in it, else in float32.
     bfloat16: bool
     monitor: MonitorConfig
 
@@ -262,9 +250,6 @@ def recipe_values(config: SequenceTrainConfig) -> dict[str, Any]:
     """Return the keys of a recipe that say what is trained and how, not where, how fast or how often it is watched."""
     left_out = {field.name for field in fields(TrainingConfig)} | {"monitor", "compile"}
     return {key: value for key, value in asdict(config).items() if key not in left_out}
-
-
-# --- modules on a target's hidden states (`conf/heads/`, `conf/eagle/`)
 
 
 @typed
@@ -286,8 +271,7 @@ class HeadLossConfig:
     # first, then both (two-stage); one that starts at 0 is the gradual strategy.
     backbone: Weight
     decay: Annotated[float, Field(gt=0.0, le=1.0)]  # head k has the weight decay^k
-    # Share of the heads' loss that is against the original target's law instead of the text's token.
-    teacher: Probability
+    teacher: Probability  # share of the heads' loss against the original target's law instead of the text's token
     self_distillation: Probability  # the same share of the backbone's loss
 
 
@@ -365,10 +349,8 @@ class EagleLossConfig:
     test (EAGLE-3, 2503.01840, section 3.2); with one step and both terms it is the loss of EAGLE-1 (2401.15077, 3.2).
     """
 
-    # How often the network reads its own states in training; a draft may be longer.
-    steps: Annotated[int, Field(ge=1, le=16)]
-    # Weight of all steps after the first, a number or a ramp over the training; where it is 0 they are not computed,
-    # which takes a fraction of the time.
+    steps: Annotated[int, Field(ge=1, le=16)]  # readings of its own states in training; a draft may be longer
+    # Weight of the later steps, a number or a ramp over the training; at 0 they are not computed, which is much faster.
     later: Weight
     decay: Annotated[float, Field(gt=0.0, le=1.0)]  # step j has the weight decay^j
     teacher: Probability  # share of the cross entropy that is against the target's law instead of the text's token
@@ -402,9 +384,6 @@ class EagleTrainConfig(StateTrainConfig):
         return self
 
 
-# --- a whole model that learns something new (`conf/parallel/`, `conf/unlikelihood/`)
-
-
 @typed
 class AdaptedModelConfig:
     """The model that goes on learning: a folder or a hub id, or pocket, one that comes with specdec."""
@@ -424,24 +403,20 @@ class AdaptationConfig(SequenceTrainConfig):
 @typed
 class SubtasksConfig:
     """The subtasks of the training, and how many positions of the text get each (PARD, 2504.18583, section 3.2).
-
     Subtask k predicts the token k + 1 places ahead from the text up to a position and k masks behind it. Subtask 0 is
     the model's own task; every position has it.
     """
 
     name: Name
     ahead: Annotated[int, Field(ge=2, le=64)]  # K, the number of subtasks; a draft may be longer
-    # Subtask k is kept behind the share max(keep^k, keep_least) of the positions (the paper's conditional drop of
-    # tokens).
+    # Subtask k is kept behind the share max(keep^k, keep_least) of the positions (the paper's conditional drop).
     keep: Probability
     keep_least: Probability
     # A token that no text holds; None takes the first one beyond the tokenizer's, and adds one where there is none.
     mask_token: NonNegativeInt | None
 
     def counts(self, positions: int) -> list[int]:
-        """Return how many of the positions have subtask 1, ..., K - 1: at least one each, and never more than the
-        subtask before has.
-        """
+        """Return how many of the positions have subtask 1, ..., K - 1: one at least, no more than the one before."""
         shares = (max(self.keep**k, min(self.keep, self.keep_least)) for k in range(1, self.ahead))
         return [max(round(share * positions), 1) for share in shares]
 
@@ -469,8 +444,7 @@ class UnlikelihoodConfig:
     """The text that a model writes in a step, and what of it is made unlikely (Welleck et al., 1908.04319)."""
 
     name: Name
-    # Tokens of a sequence that the model is shown; it goes on greedily to the sequence's length.
-    prefix_tokens: AtLeastOne
+    prefix_tokens: AtLeastOne  # tokens of a sequence that the model is shown; it writes the rest greedily
     weight: Positive  # of the unlikelihood, beside 1 for the cross entropy of the text
     repetition_period: AtLeastOne  # the longest period of an exact loop, in tokens
     repetition_tokens: AtLeastOne  # the least tokens of a loop that is made unlikely; see `text.repetition.loop_marks`
@@ -481,9 +455,7 @@ class UnlikelihoodConfig:
 
 @typed
 class UnlikelihoodTrainConfig(AdaptationConfig):
-    """The root of `conf/train.yaml` with a recipe of `conf/unlikelihood/`; pocket is the target that comes with
-    specdec.
-    """
+    """The root of `conf/train.yaml` with a recipe of `conf/unlikelihood/`; pocket is the target of specdec."""
 
     unlikelihood: UnlikelihoodConfig
 
@@ -499,11 +471,10 @@ class UnlikelihoodTrainConfig(AdaptationConfig):
         return self
 
 
-RECIPES: Mapping[str, type[TrainingConfig]] = {
+RECIPES: Mapping[str, type[TrainingConfig]] = {  # the typed recipe of each kind of training, by its config group
     "recipe": ModelTrainConfig,
     "heads": HeadTrainConfig,
     "eagle": EagleTrainConfig,
     "parallel": ParallelTrainConfig,
     "unlikelihood": UnlikelihoodTrainConfig,
 }
-"""The typed recipe of each kind of training, by its config group."""

@@ -1,6 +1,4 @@
-"""What is trained, as the loop sees it: the losses of a step, a held-out score, an export; and its optimizers and their
-rates. Knows no model.
-"""
+"""The student, as the loop sees it: losses of a step, held-out score, export, optimizers and rates. Knows no model."""
 
 import logging
 import math
@@ -56,9 +54,8 @@ class Student(ABC):
 
     config: TrainingConfig
     pace: PaceConfig  # of measuring, logging and saving on the way
-    # The name of the tracked run, and the place of the training's files.
-    name: str
-    folder: Path
+    name: str  # of the tracked run
+    folder: Path  # the place of the training's files
     steps: int  # steps of the optimizer in all
     step_tokens: int  # tokens of a step
     fingerprint: str  # hash of all that must not change between two sittings
@@ -69,9 +66,8 @@ class Student(ABC):
     optimizers: Sequence[torch.optim.Optimizer]  # of these weights, by the keys of `optimizer`
     device: torch.device
     dtype: torch.dtype  # of forward and backward passes
-    # How many processes train together, and whether this one writes files; one of them does.
-    processes: int = 1
-    writes: bool = True
+    processes: int = 1  # that train together
+    writes: bool = True  # files, as one of the processes does
 
     @classmethod
     @abstractmethod
@@ -80,9 +76,8 @@ class Student(ABC):
 
     @abstractmethod
     def part_losses(self, step: int) -> Iterator[Tensor]:
-        """Yield the losses [L] of each micro-batch of a step, in nats: one, or as many as `losses` has names.
-
-        The sum over the step is the loss. The gradient of each is taken before the next is asked for.
+        """Yield the losses [L] of each micro-batch of a step, in nats: one, or as many as `losses` has names. The sum
+        over the step is the loss. The gradient of each is taken before the next is asked for.
         """
 
     @abstractmethod
@@ -91,9 +86,7 @@ class Student(ABC):
 
     @abstractmethod
     def export(self, effort: dict[str, Any]) -> FinishedTraining:
-        """Write what was trained, score what was written on all held-out text, and write `summary.json`; `effort` are
-        its lines that say what the training took.
-        """
+        """Write what was trained, score the file on all held-out text, write `summary.json` with the lines `effort`."""
 
     def arithmetic(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass: autocast to bfloat16, or nothing for float32."""
@@ -118,8 +111,7 @@ class Student(ABC):
         """
         sums = torch.zeros(max(len(self.losses), 1), dtype=torch.float64, device=self.device)
         for losses in self.part_losses(step):
-            # Processes average their gradients, and each has its part of a sum.
-            (losses.sum() * self.processes).backward()
+            (losses.sum() * self.processes).backward()  # each has its part of a sum, and gradients are averaged
             sums += losses.detach().double()
         values = self.summed(sums).tolist()
         loss = sum(values)
@@ -134,14 +126,10 @@ class Student(ABC):
             optimizer.zero_grad(set_to_none=True)
         return {"train_loss": loss, "lr": rate} | dict(zip(map(column, self.losses), values, strict=False))
 
-    # --- checkpoints
-
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: the weights that are trained, and the states of the optimizers."""
-        return {
-            "weights": {name: weight.detach() for name, weight in self._trained()},
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-        }
+        weights = {name: weight.detach() for name, weight in self._trained()}
+        return {"weights": weights, "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
@@ -154,16 +142,13 @@ class Student(ABC):
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, weight) for name, weight in self.module.named_parameters() if weight.requires_grad)
 
-    # --- the end
-
     def finished(
         self, summary: dict[str, Any], metrics: dict[str, float], sentence: str, use: Sequence[str]
     ) -> FinishedTraining:
         """Write `summary.json`, and return the results; `use` are overrides of the run that uses what was trained."""
         write_json(self.folder / "summary.json", summary)
-        return FinishedTraining(
-            self.folder, summary, metrics, sentence, shlex.join(["python", "-m", "specdec.run", *use])
-        )
+        command = shlex.join(["python", "-m", "specdec.run", *use])
+        return FinishedTraining(self.folder, summary, metrics, sentence, command)
 
 
 class SequenceStudent(Student):
@@ -206,9 +191,8 @@ def column(metric: str) -> str:
 
 
 def training_device(name: str, bfloat16: bool) -> tuple[torch.device, torch.dtype]:
-    """Return the device of a training, where `auto` takes the GPU if there is one, and the dtype of its forward and
-    backward passes: float32, or bfloat16 if the recipe asks for it and the device computes in it. Where it does not,
-    one sentence says so. Raises UsageError: there is no GPU.
+    """Return a training's device, where `auto` takes the GPU if there is one, and the dtype of its passes: float32, or
+    bfloat16 if asked for; where the device does not compute in it, one sentence says so. Raises UsageError: no GPU.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("Bad value device=cuda: no CUDA device is available; use device=cpu.")
@@ -220,9 +204,7 @@ def training_device(name: str, bfloat16: bool) -> tuple[torch.device, torch.dtyp
 
 
 def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-    """Build Muon over every 2-D parameter of the decoder layers and of what fuses features, and AdamW over embeddings,
-    output layers and norms.
-    """
+    """Build Muon over the 2-D parameters of decoder layers and of what fuses features, and AdamW over all others."""
     matrices: dict[float, list[nn.Parameter]] = defaultdict(list)  # by factor on the learning rate
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():

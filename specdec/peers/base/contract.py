@@ -78,10 +78,8 @@ class Setting:
 
 
 class Peer(ABC):
-    """One way of another engine to generate, at the fastest of its settings.
-
-    Its time includes its prefill, so it is set against ours with prefill; tokens are counted by our one rule
-    (`specdec.decode.cut`).
+    """One way of another engine to generate, at the fastest of its settings. Its time includes its prefill, so it is
+    set against ours with prefill; tokens are counted by our one rule (`specdec.decode.cut`).
     """
 
     # It computes with a copy of the weights in its own format, so that its text is checked before it is trusted.
@@ -100,9 +98,7 @@ class Peer(ABC):
         self._tried: list[dict[str, Any]] = []
 
     def prepare(self) -> None:
-        """Make what this peer alone needs. May raise anything, such as LeftOut: then it is left out, and the engine's
-        other peers are not.
-        """
+        """Make what this peer alone needs. May raise anything, such as LeftOut: then this peer alone is left out."""
 
     def close(self) -> None:
         """Free what is open; the next generation opens it anew."""

@@ -44,8 +44,7 @@ def open_sequences(
 ) -> Sequences:
     """Read and encode the text and, if asked for, let the target write; finished work is taken from `config.folder`.
     `foretell` is called before the target writes, with sequences like those to come: as many at most, as long. Raises
-    UsageError: a target without a tokenizer or with too short a context; a source that is missing, empty, malformed or
-    too short; keys are named.
+    UsageError: a target without tokenizer or with a short context; a source that is missing, malformed or too short.
     """
     tokenizer = target.tokenizer
     if tokenizer is None or not getattr(tokenizer, "is_fast", False):
@@ -116,9 +115,7 @@ def _check_disk(config: HeadDataConfig, writer: SelfDistillation) -> None:
 
 
 def _questions(source: SourceConfig, writer: SelfDistillation) -> tuple[Mapping[str, str], Callable[[], Prompts]]:
-    """Return what identifies a source, and a function that makes what users ask of it: the prompts of a set, or pieces
-    of a text.
-    """
+    """Return what identifies a source, and a function that makes its questions: a set's prompts or a text's pieces."""
     if isinstance(source, SetConfig):
         with as_data_source():
             content = prompt_sets.construct(source).read()

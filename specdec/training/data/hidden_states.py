@@ -39,10 +39,11 @@ class StateSource:
         `states` returns logits too. Raises UsageError: a target without states, or without one of the layers.
         """
         self.target, self.sequences, self.config, self.teacher = target, sequences, config, teacher
+        hidden = target.hidden
         # The states of a few tokens show size and dtype.
         probe = sequences.batch("heldout", np.arange(1)).tokens[:, :_PROBE].to(target.device)
-        last, logits = target.hidden.sequence(probe, 0)
-        size, output = last.shape[-1], target.hidden.output_layer
+        last, logits = hidden.sequence(probe, 0)
+        size, output = last.shape[-1], hidden.output_layer
         self.dtype = states_dtype(config, last.dtype)
         # Some models do more with their last states than one matrix product (a bias, a cap on the logits).
         error = torch.finfo(logits.dtype).eps * float(logits.abs().max())
@@ -58,20 +59,15 @@ class StateSource:
         self._sequence_bytes = sequences.length * self._width * self.dtype.itemsize
         self.bytes = sum(sequences.counts.values()) * self._sequence_bytes
         self.kept = config.cache != "none" and self.bytes <= config.limit_gib * GIB  # on disk
-        target.hidden.sequence(probe, *self.offsets)  # refuses a layer that is not there
-        name = fingerprint(
-            target.hidden.identity, *self.offsets, str(self.dtype), sequences.fingerprint, config.shard_mib
-        )
+        hidden.sequence(probe, *self.offsets)  # refuses a layer that is not there
+        name = fingerprint(hidden.identity, *self.offsets, str(self.dtype), sequences.fingerprint, config.shard_mib)
         self.folder = Path(config.folder).expanduser() / name[:16]
         self._shard_size = max(1, config.shard_mib * MIB // self._sequence_bytes)  # sequences
         self._mapped: dict[Path, Tensor] = {}
 
-    # --- the cache
-
     def prepare(self, seconds: float | None = None) -> None:
-        """Fill the cache if there is one; states that an interrupted or another training left are kept. `seconds` is
-        what the states of a sequence take, if it is known. Raises UsageError: too little space on the disk, before
-        anything is computed.
+        """Fill the cache if there is one; states that it has already are kept. `seconds` is what those of a sequence
+        take, if known. Raises UsageError: too little space on the disk, before anything is computed.
         """
         if not self.kept:
             if self.config.cache != "none":
@@ -135,8 +131,6 @@ class StateSource:
                 self._mapped[path] = flat.view(-1, self.sequences.length, self._width)
             rows.append(self._mapped[path][number - numbers.start])
         return torch.stack(rows).to(self.target.device)
-
-    # --- batches
 
     def states(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return states [B, S, n * D] of n layers on the target's device and, for a teacher, logits [B, S, V], computed

@@ -35,8 +35,7 @@ from specdec.training.data_recipes import SelfDistillationConfig, SelfSynthesisC
 
 logger = logging.getLogger(__name__)
 
-Prompts = dict[Part, list[tuple[int, ...]]]
-"""The tokens of the prompts of each part."""
+Prompts = dict[Part, list[tuple[int, ...]]]  # the tokens of the prompts of each part
 
 _CHARACTERS = 4  # of a token, about
 _HELD_OUT = 10  # the prompts of a set of which one is held out, at most
@@ -84,9 +83,7 @@ def _before_answers(documents: Documents, count: int, longest: int, rng: np.rand
 
 
 class SelfDistillation:
-    """Makes prompts of texts, continues them with the target, and gives them back as documents whose continuation is
-    scored.
-    """
+    """Makes prompts of texts, continues them with the target, and returns documents whose continuation is scored."""
 
     def __init__(self, config: SelfDistillationConfig, target: Target, seed: int, longest: int) -> None:
         """Write texts of at most `longest` tokens, beginnings and continuations together. Raises UsageError: a target
@@ -103,12 +100,9 @@ class SelfDistillation:
         self.tokenizer = target.tokenizer
         self.chat = getattr(self.tokenizer, "chat_template", None) is not None  # the target answers what users ask
 
-    # --- prompts
-
     def beginnings(self, store: DocumentStore, turns: bool) -> Prompts:
-        """Return beginnings of documents, as many as asked for: where these are conversations (`turns`), up to one of
-        their answers, otherwise cut anywhere. Raises UsageError: no document is long enough, or no conversation short
-        enough.
+        """Return beginnings of documents, as many as asked for: of conversations (`turns`) up to one of their answers,
+        of others cut anywhere. Raises UsageError: no document is long enough, or no conversation short enough.
         """
         found: Prompts = {}
         for number, (part, count) in enumerate(self.config.counts.items()):
@@ -163,9 +157,7 @@ class SelfDistillation:
         return found
 
     def split(self, prompts: list[tuple[int, ...]]) -> Prompts:
-        """Return prompts in random order: some are held out, one in ten at most, and the others trained on. Raises
-        UsageError: there is only one.
-        """
+        """Return prompts in random order, up to one in ten held out. Raises UsageError: there is only one."""
         if len(prompts) < 2:
             raise UsageError(
                 "One prompt of data.source can be used, and a training needs two: one is held out. Give more."
@@ -173,8 +165,6 @@ class SelfDistillation:
         order = [prompts[place] for place in np.random.default_rng([self.seed, 5]).permutation(len(prompts))]
         held = max(1, min(self.config.heldout_texts, len(order) // _HELD_OUT))
         return {"train": order[held:][: self.config.texts], "heldout": order[:held]}
-
-    # --- texts
 
     def documents(
         self,
@@ -266,9 +256,7 @@ class SelfSynthesis:
     """Has a target ask questions and answer them; repeats, loops and texts of given prompt files are left out."""
 
     def __init__(self, config: SelfSynthesisConfig, writer: SelfDistillation) -> None:
-        """Have `writer`'s target answer the questions. Raises UsageError: a target without a chat template; a file that
-        is kept out is missing, empty or not UTF-8.
-        """
+        """Raises UsageError: no chat template; a file that is kept out is missing, empty or not UTF-8."""
         self.config, self.writer, self.tokenizer = config, writer, writer.tokenizer
         named = {path: f"Prompt file data.source.keep_out={path}" for path in config.keep_out}
         # The names of the files that are kept out, by their sha256.
@@ -286,9 +274,8 @@ class SelfSynthesis:
             )
 
     def documents(self, folder: Path) -> DocumentStore:
-        """Write the questions and answers that are not written yet, and return those that are kept as documents.
-        `folder` is the place of both, which an interrupted run goes on with. Raises UsageError: fewer than two
-        questions are kept, or none leaves room for an answer.
+        """Write the questions and answers that `folder` lacks, and return those that are kept as documents. Raises
+        UsageError: fewer than two questions are kept, or none leaves room for an answer.
         """
         writer, config = self.writer, self.writer.config
         asker = SelfDistillation(

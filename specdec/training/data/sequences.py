@@ -45,8 +45,7 @@ class Batch:
 class SpecialTokens:
     """The special tokens around a document, and the one that fills a sequence up."""
 
-    # The tokenizer's begin and end tokens; a token that is both stands before only, as in the text that the pocket
-    # models were trained on.
+    # The tokenizer's begin and end tokens; one that is both stands before only, as in the pocket models' own text.
     before: tuple[int, ...]
     after: tuple[int, ...]
     padding: int  # never scored
@@ -132,9 +131,7 @@ class Sequences:
     def __init__(
         self, store: DocumentStore, config: SequencesConfig, seed: int, special: SpecialTokens, content: str
     ) -> None:
-        """Cut the documents of a store, whose hash is `content`. Raises UsageError: too little text for one step, or
-        none held out.
-        """
+        """Cut documents whose hash is `content`. Raises UsageError: too little text for a step, or none held out."""
         length = config.sequence_length
         self.length, self.batch_size, self.seed = length, config.batch, seed
         self.manifest = store.manifest  # where the text comes from

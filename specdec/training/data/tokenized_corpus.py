@@ -26,16 +26,7 @@ ENCODED_AT_ONCE = 4096  # documents
 END_OF_TEXT = "<|endoftext|>"
 
 # A newline takes the indentation after it; a word takes one character before it (" x", ".x", "_x", "(x").
-PIECES = "|".join(
-    [
-        r"[\r\n]+[ \t]*",
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+",
-        r"[^\S\r\n]+(?=\S)",
-        r"\s+",
-    ]
-)
+PIECES = r"[\r\n]+[ \t]*|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|[^\S\r\n]+(?=\S)|\s+"
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, context: int) -> PreTrainedTokenizerFast:
@@ -43,27 +34,20 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, context: int) -> PreT
     Raises ValueError: the texts are too small for it.
     """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    words = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocabulary, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() != vocabulary:
         raise ValueError(f"the texts give {tokenizer.get_vocab_size()} pieces, not {vocabulary}")
+    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT),
-        clean_up_tokenization_spaces=False,
-        model_max_length=context,
+        tokenizer_object=tokenizer, **marks, clean_up_tokenization_spaces=False, model_max_length=context
     )
 
 
@@ -81,8 +65,7 @@ class TokenizedCorpus:
     tokens: np.ndarray  # [T] uint16, the training documents one after another
     ends: np.ndarray  # [documents] int64, the place after each document's last token
     in_stdlib: np.ndarray  # [documents] bool: the documents that a recipe on Python sources reads several times
-    # "code" and "docs", or "text": an end-of-text token before each document and at the end. The first part is scored
-    # on the way.
+    # "code" and "docs", or "text": end-of-text before each document and at the end. The first is scored on the way.
     heldout: dict[str, np.ndarray]
     manifest: dict[str, Any]
 
@@ -97,9 +80,8 @@ def load_corpus(config: PythonCorpusConfig | TextCorpusConfig, context: int, fol
     else:
         place = folder / fingerprint(config, context)[:16]
     if not (place / "corpus.json").exists():
-        _write(
-            text if isinstance(config, TextCorpusConfig) else build_corpus(config), config.vocabulary, context, place
-        )
+        corpus: PythonCorpus | OpenedText = text if isinstance(config, TextCorpusConfig) else build_corpus(config)
+        _write(corpus, config.vocabulary, context, place)
     arrays = np.load(place / "tokens.npz")
     return TokenizedCorpus(
         tokenizer=AutoTokenizer.from_pretrained(place / "tokenizer"),
@@ -113,7 +95,6 @@ def load_corpus(config: PythonCorpusConfig | TextCorpusConfig, context: int, fol
 
 def _write(corpus: PythonCorpus | OpenedText, vocabulary: int, context: int, place: Path) -> None:
     """Write tokenizer (trained on the training part only) and tokens, then the manifest, which says that all is there.
-
     A plain text is read several times, so that it need not fit into memory.
     """
     try:
@@ -143,9 +124,8 @@ def _write(corpus: PythonCorpus | OpenedText, vocabulary: int, context: int, pla
             about["tokens"] = about.get("tokens", 0) + length
     place.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(place / "tokenizer")
-    arrays: dict[str, Any] = {
-        HELDOUT + part: with_end_of_text(encoded, tokenizer.eos_token_id) for part, encoded in heldout.items()
-    }
+    end = tokenizer.eos_token_id
+    arrays: dict[str, Any] = {HELDOUT + part: with_end_of_text(encoded, end) for part, encoded in heldout.items()}
     arrays |= {"tokens": np.concatenate(parts), "ends": np.cumsum(lengths), "in_stdlib": in_stdlib}
     np.savez(place / "tokens.npz", **arrays)
     write_json(place / "corpus.json", manifest)
@@ -159,8 +139,7 @@ def with_end_of_text(encoded: list[np.ndarray], end_of_text: int) -> np.ndarray:
 
 def document_order(corpus: TokenizedCorpus, data: PythonDataConfig, seed: int) -> np.ndarray:
     """Order the documents of Python sources: the standard library `stdlib_passes` times, packages once. Each occurrence
-    gets a place in [0, 1]; packages are thinned to what the token budget leaves for them. Raises UsageError: the budget
-    exceeds the text.
+    has a place in [0, 1]; packages are thinned to what the token budget leaves. Raises UsageError: it exceeds the text.
     """
     rng = np.random.default_rng([seed, 1])
     sizes = np.diff(corpus.ends, prepend=0) + 1

@@ -51,13 +51,12 @@ unlikely in training are the tokens of the third and later rounds of such loops,
 
 `history_unlikelihood.csv` has one line per step."""
 
-EFFORT: Mapping[str, Callable[[Summary], str]] = {
+EFFORT: Mapping[str, Callable[[Summary], str]] = {  # rows of all tables: a label, and how a summary's value is shown
     "tokens trained on": lambda s: f"{s['tokens']:,}",
     "steps": lambda s: f"{s['steps']:,}",
     "training (seconds)": lambda s: f"{s['seconds']:,.0f}",
     "date": lambda s: s["date"],
 }
-"""The rows that all tables have: a label, and how a summary's value is shown."""
 
 
 def publish(folders: Sequence[Path], destination: Path) -> None:
@@ -108,13 +107,9 @@ def publish(folders: Sequence[Path], destination: Path) -> None:
         figures = parallel_figures(summaries["parallel"])
     else:
         figures = models_figures(destination)
-
-    def refreshed(place: re.Match[str]) -> str:
-        name, line = place.groups()
-        return f"<!-- {name} -->{line}{figures[name]}{line}<!-- / -->"
-
     place = destination / "parallel" if "parallel" in summaries else destination
-    card = re.sub(r"<!-- (\w+) -->(\n?).*?\n?<!-- / -->", refreshed, card, flags=re.DOTALL)
+    marked = re.compile(r"<!-- (\w+) -->(\n?).*?\n?<!-- / -->", re.DOTALL)
+    card = marked.sub(lambda mark: f"<!-- {mark[1]} -->{mark[2]}{figures[mark[1]]}{mark[2]}<!-- / -->", card)
     (place / "MODEL_CARD.md").write_text(card, encoding="utf-8")
 
 

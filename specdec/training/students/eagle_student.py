@@ -27,10 +27,9 @@ COUNTED_AT_ONCE = 256  # sequences
 
 
 def unrolled(network: EagleNetwork, features: Tensor, tokens: Tensor, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the states [B, S, D] of the steps of a training-time test, on tokens [B, S] and the target's features of
-    them [B, S, k * D_t]: as carried to the next step, and as the output layer reads them. Row i of step j predicts
-    token i + j + 2. The last j + 1 rows of step j have no meaning: the text has no such tokens, and no other row sees
-    them.
+    """Yield the states [B, S, D] of the steps of a training-time test, on tokens [B, S] and the target's features
+    [B, S, k * D_t]: as carried to the next step, and as the output layer reads them. Row i of step j predicts token
+    i + j + 2. The last j + 1 rows of step j have no meaning: the text has no such tokens, and no other row sees them.
     """
     places = torch.arange(tokens.shape[1], device=tokens.device)
     own = torch.eye(len(places), dtype=torch.bool, device=tokens.device)

@@ -121,9 +121,8 @@ def logit_ranks(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class HeadAccuracy:
-    """Counts how often the 1, ..., T most likely tokens of a head, or of a step of a drafter, hold the right one.
-
-    A grounded head reads the true tokens before it, as if every earlier draft token had been right; so does a step.
+    """Counts how often the 1, ..., T most likely tokens of a head, or of a step of a drafter, hold the right one. A
+    grounded head reads the true tokens before it, as if every earlier draft token had been right; so does a step.
     """
 
     def __init__(self, count: int, kind: str = "head", top: int = TOP) -> None:

@@ -60,9 +60,7 @@ def token_losses(model: nn.Module, sequences: torch.Tensor) -> torch.Tensor:
 def heldout_loss(
     model: nn.Module, stream: np.ndarray, tokenizer: PreTrainedTokenizerFast, window: int, at_once: int = 4
 ) -> HeldOutLoss:
-    """Score a stream of documents between a tokenizer's end-of-text tokens, in sequences of at most `window` tokens,
-    `at_once` in a forward pass.
-    """
+    """Score documents between end-of-text tokens, in sequences of `window` tokens at most, `at_once` in a pass."""
     device = next(model.parameters()).device
     sizes = torch.tensor(bytes_per_token(tokenizer), device=device)
     starts = range(0, len(stream) - 1, window)
@@ -76,9 +74,8 @@ def heldout_loss(
             batch = batch.to(device)
             losses, targets = token_losses(model, batch), batch[:, 1:]
             scored = targets != tokenizer.eos_token_id
-            total += HeldOutLoss(
-                float(losses[scored].double().sum()), int(scored.sum()), int(sizes[targets[scored]].sum())
-            )
+            tokens, size = int(scored.sum()), int(sizes[targets[scored]].sum())
+            total += HeldOutLoss(float(losses[scored].double().sum()), tokens, size)
             under_way.advance()
     return total
 
@@ -113,8 +110,7 @@ class ModelStudent(Student):
         if recipe.compile:
             if self.device.type == "cpu":
                 self.module.set_attn_implementation("eager")  # compiled, it beats the fused kernel there
-            # Each stage's shape compiles once.
-            self.loss_of = torch.compile(token_losses, dynamic=False)
+            self.loss_of = torch.compile(token_losses, dynamic=False)  # each stage's shape compiles once
 
     @classmethod
     def open(cls, config: ModelTrainConfig) -> "ModelStudent":

@@ -52,9 +52,8 @@ class MaskRows:
         return self.starts + self.levels
 
     def attention(self, windows: Mapping[str, int | None], dtype: torch.dtype) -> Mask:
-        """Return the additive mask [B, 1, R, R], or one by the name of each kind of layers. A row sees the text up to
-        its start, and the masks of its branch. `windows` say how many tokens back each kind of attention layer sees (or
-        an `AttentionChunk`); None for all.
+        """Return the additive mask [B, 1, R, R], or one per kind of layers. A row sees the text up to its start and
+        the masks of its branch; `windows` say how many tokens back each kind sees (or an `AttentionChunk`), None: all.
         """
         starts, levels, positions = self.starts, self.levels, self.positions
         ahead = starts.unsqueeze(-1) - starts.unsqueeze(-2)  # [B, R, R] from the seen row's start to the row's own
@@ -97,9 +96,7 @@ MASK_KEY = "pard_token"  # of config.json, as the published checkpoints name it
 
 
 def row_losses(model: Any, tokens: Tensor, mask: Mask, positions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cross entropy [B, R] of each row's target in nats, 0 where it has none, and whether the most likely
-    token is the target.
-    """
+    """Return [B, R] each target's cross entropy in nats, 0 where a row has none, and if it is the likeliest token."""
     logits = model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False).logits.float()
     losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=UNSCORED)
     return losses.view_as(targets), logits.detach().argmax(-1) == targets
@@ -114,9 +111,7 @@ class DraftAccuracy:
         self.counts, self.nats = HeadAccuracy(ahead, "token", top=1), torch.zeros(ahead, dtype=torch.float64)
 
     def add(self, right: Tensor, nats: Tensor, rows: MaskRows) -> None:
-        """Count a batch by whether the most likely token is the one of the text, [B, R] bool, and by the cross entropy
-        [B, R].
-        """
+        """Count a batch: if a row's likeliest token is the text's, [B, R] bool, and the right one's nats [B, R]."""
         scored, length = rows.targets != UNSCORED, int((rows.levels == 0).sum())
         given = right.new_ones(len(right), length)  # all levels so far were right behind a position
         for level in range(len(self.nats)):
@@ -128,9 +123,7 @@ class DraftAccuracy:
             given = torch.zeros_like(given).scatter(1, starts, earlier & seen & hits)
 
     def metrics(self) -> dict[str, float]:
-        """Return for each draft token k `heldout/token_k.top1`, `.top1_given_earlier` and `.nats_per_token`; NaN where
-        there was none.
-        """
+        """Return `heldout/token_k.top1`, `.top1_given_earlier`, `.nats_per_token` for draft token k; NaN if none."""
         names = (f"{HELDOUT}/token_{number}.nats_per_token" for number in range(1, len(self.nats) + 1))
         return self.counts.metrics() | dict(zip(names, map(share, self.nats, self.counts.seen), strict=True))
 

@@ -1,7 +1,6 @@
 """Modules that learn to read a target's hidden states: what students of that kind share.
 
-Built on accelerate: several processes share a step's sequences, and only the first writes. Knows neither the modules
-nor their loss.
+Built on accelerate: several processes share a step's sequences, and only the first writes. Knows no module and no loss.
 """
 
 import logging
@@ -115,8 +114,7 @@ class StateStudent(SequenceStudent):
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=not frozen)],
         )
         target = load_target(config.target, accelerator.device)
-        # One of several processes cannot take a step alone.
-        alone = frozen and accelerator.num_processes == 1
+        alone = frozen and accelerator.num_processes == 1  # one of several processes cannot take a step alone
 
         def foretell_with(likely: Sequences) -> None:
             cls(config, accelerator, target, likely).foretell()
@@ -132,9 +130,8 @@ class StateStudent(SequenceStudent):
         return student
 
     def foretell(self) -> float:
-        """Say how long the states of a frozen target and the training will take, if that is long, from a step that is
-        tried and forgotten: on a CPU of one sequence, elsewhere of a micro-batch. Return the seconds that the states of
-        a sequence take.
+        """Say how long a frozen target's states and the training will take, if long, from a step that is tried and
+        forgotten: on a CPU of one sequence, elsewhere of a micro-batch. Return the seconds of the states of a sequence.
         """
         config, source, sequences, device = self.config, self.source, self.sequences, self.target.device
         size, clock = 1 if device.type == "cpu" else config.micro_batch, clock_for(device)
@@ -179,9 +176,8 @@ class StateStudent(SequenceStudent):
 
     @abstractmethod
     def losses_module(self) -> nn.Module:
-        """Return the module that gives the weighted losses of a micro-batch, as many as `losses` has names or more.
-
-        It is called with tokens [B, S], scored [B, S], `scales`, the states of a frozen target [B, S, n * D] and, if a
+        """Return the module that gives the weighted losses of a micro-batch, as many as `losses` has names or more. It
+        is called with tokens [B, S], scored [B, S], `scales`, the states of a frozen target [B, S, n * D] and, if a
         loss has a share against them, its logits [B, S, V].
         """
 
@@ -203,8 +199,6 @@ class StateStudent(SequenceStudent):
     def count(accuracy: HeadAccuracy, network: Any, states: Tensor, tokens: Tensor, scored: Tensor) -> None:
         """Count how often a network is right on a batch of text: tokens and scored [B, S]."""
 
-    # --- steps
-
     def part_losses(self, step: int) -> Iterator[Tensor]:
         batch = self.sequences.train(step)
         scales, accelerator = self.scales(batch, step), self.accelerator
@@ -223,8 +217,6 @@ class StateStudent(SequenceStudent):
 
     def summed(self, values: Tensor) -> Tensor:
         return self.accelerator.reduce(values, "sum")
-
-    # --- held-out text
 
     @torch.no_grad()
     def score(self) -> dict[str, float]:
@@ -260,8 +252,6 @@ class StateStudent(SequenceStudent):
             self.count(accuracy, network, states.clone(), tokens, scored)
             own.add(logits, tokens, scored)
         return accuracy.metrics() | own.metrics()
-
-    # --- the end
 
     def export(self, effort: dict[str, Any]) -> FinishedTraining:
         path, target = self.folder / f"{self.kind}.safetensors", self.target
@@ -310,10 +300,8 @@ def per_position(weights: Sequence[float], batch: Batch) -> list[float]:
 
 
 def load_target(values: dict[str, Any], device: torch.device) -> Target:
-    """Load the target of a recipe to the device of this process.
-
-    One sentence says where that computes in another dtype than was asked for, or slowly: the states of all training
-    text are computed.
+    """Load the target of a recipe to the device of this process. One sentence says where that computes in another dtype
+    than was asked for, or slowly: the states of all training text are computed.
     """
     target = targets.build({**values, "device": str(device)}, sampling=_SAMPLING)
     arithmetic = ARITHMETIC.get(target.model)

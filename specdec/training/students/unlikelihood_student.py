@@ -53,9 +53,8 @@ class UnlikelihoodStudent(AdaptedStudent):
     def mean_losses(
         self, tokens: Tensor, chosen: Tensor, loss_of: Callable[[Tensor], Tensor], weight: float
     ) -> Iterator[Tensor]:
-        """Yield `weight` times the mean loss of the chosen tokens, [B, S] bool, of sequences [B, S], in the parts of it
-        that each micro-batch has. `loss_of` turns the cross entropy of tokens in nats into their loss; the first token
-        of a sequence is predicted by nothing.
+        """Yield `weight` times the mean loss of the chosen tokens, [B, S] bool, of sequences [B, S], in the parts that
+        each micro-batch has. `loss_of` makes a loss of tokens' cross entropy in nats; nothing predicts a first token.
         """
         size = self.config.micro_batch
         count = int(chosen[:, 1:].sum())
@@ -75,16 +74,14 @@ class UnlikelihoodStudent(AdaptedStudent):
         """
         config = self.config.unlikelihood
         beginnings = tokens[:, : config.prefix_tokens]
+        padding = self.ends[0] if self.ends else 0
         how = GenerationConfig(
-            do_sample=False,
-            max_new_tokens=self.new_tokens,
-            eos_token_id=self.ends or None,
-            pad_token_id=self.ends[0] if self.ends else 0,
+            do_sample=False, max_new_tokens=self.new_tokens, eos_token_id=self.ends or None, pad_token_id=padding
         )
         # Autocast would cast all weights again for every token.
         writer = model if self.dtype == torch.float32 else deepcopy(model).to(self.dtype)
         texts = writer.generate(beginnings, attention_mask=torch.ones_like(beginnings), generation_config=how)
-        written = torch.full_like(tokens, int(how.pad_token_id or 0))
+        written = torch.full_like(tokens, padding)
         written[:, : texts.shape[1]] = texts
         marks, looping = np.zeros(written.shape, dtype=bool), []
         for row, text in enumerate(written[:, config.prefix_tokens :].tolist()):
@@ -97,9 +94,7 @@ class UnlikelihoodStudent(AdaptedStudent):
 
     @torch.no_grad()
     def scored_by(self, model: Any, batches: Iterable[Batch]) -> dict[str, float]:
-        """Return the cross entropy of held-out text, and the share of its beginnings that a model goes on with in a
-        loop.
-        """
+        """Return the cross entropy of held-out text, and the share of beginnings that a model continues in a loop."""
         nats, count = 0.0, 0
         looping: list[bool] = []
         for batch in batches:
