@@ -348,17 +348,10 @@ def _maps(found: Sequence[Judged], titles: str) -> Figure:
     return figure
 
 
-BESIDE: dict[str, Callable[[Labelled], list[Section]]] = {
-    "topk": topk_sets,
-    "ablation": ablation_sets,
-    "grid": grid_sets,
-}
-
-
 def side_by_side(studies: Sequence[FinishedStudy]) -> list[Section]:
     """Return what the studies of each kind say together, where there are several of a kind that can be compared."""
     sections: list[Section] = []
-    for kind, compare in BESIDE.items():
+    for kind, compare in (("topk", topk_sets), ("ablation", ablation_sets), ("grid", grid_sets)):
         same = [study for study in studies if study.kind == kind]
         if len(same) > 1:
             sections += compare(labelled(same))

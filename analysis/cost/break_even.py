@@ -34,10 +34,8 @@ def stops_paying(batches: ArrayLike, speedups: ArrayLike) -> np.ndarray:
 
 def few_units_interval(values: np.ndarray, units: int) -> Interval:
     """Return a statistic [1 + R] of the data and of R replicates over a few units as the expanded percentile interval
-    of Hesterberg (1411.5279), whose plain one is too short by `stretch`.
-
-    Infinite values stand at the end of the order and may be bounds; fewer than `FEWEST` units, or a value that is
-    missing in a replicate, give no bounds.
+    of Hesterberg (1411.5279), whose plain one is too short by `stretch`. Infinite values stand at the end of the order
+    and may be bounds; fewer than `FEWEST` units, or a value that is missing in a replicate, give no bounds.
     """
     replicates = np.sort(values[1:])
     if units < FEWEST or not len(replicates) or np.isnan(replicates).any():

@@ -29,9 +29,8 @@ ALL = 1 << 30  # rows that choose every expert
 def call_table(cells: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return rows, context, median seconds and number of calls of the cells in `calibration.json`."""
     lines = [(c["rows"], c["context"], float(np.median(c["seconds"])), len(c["seconds"])) for c in cells]
-    return pd.DataFrame(lines, columns=["rows", "context", "seconds", "calls"]).sort_values(
-        ["context", "rows"], ignore_index=True
-    )
+    table = pd.DataFrame(lines, columns=["rows", "context", "seconds", "calls"])
+    return table.sort_values(["context", "rows"], ignore_index=True)
 
 
 @dataclass(frozen=True)
@@ -65,9 +64,7 @@ class CallCost:
 
     def ridge(self, context: int) -> float | None:
         """Return the n from which arithmetic takes longer than reading, in a mixture than reading all of its experts:
-        there verification stops being memory-bound.
-
-        None where the data show no cost of arithmetic.
+        there verification stops being memory-bound. None where the data show no cost of arithmetic.
         """
         if not self.flop_seconds > 0:
             return None
@@ -76,10 +73,8 @@ class CallCost:
 
 
 def fit_cost(table: pd.DataFrame, products: Sequence[Product], bandwidth: float) -> CallCost:
-    """Fit the cost by least squares of the relative residuals, with parameters of at least 0.
-
-    table: as from `call_table`; ValueError for fewer than three numbers of rows. bandwidth: the machine's, bytes per
-    second.
+    """Fit the cost to a `call_table` by least squares of the relative residuals, with parameters of at least 0, given
+    the machine's bandwidth in bytes per second. ValueError for fewer than three numbers of rows.
     """
     if table["rows"].nunique() < 3:
         raise ValueError(f"a cost model needs at least three numbers of rows, got {table['rows'].nunique()}")
@@ -164,9 +159,8 @@ class PredictionError:
 def held_out(
     table: pd.DataFrame, fit: Callable[[pd.DataFrame], CallCost], column: str = "rows"
 ) -> PredictionError | None:
-    """Leave out each value of `column` in turn, fit the rest, and return the errors on what was left out.
-
-    None where too few values are left to fit: three numbers of rows, or two contexts.
+    """Leave out each value of `column` in turn, fit the rest, and return the errors on what was left out; None where
+    too few values are left to fit: three numbers of rows, or two contexts.
     """
     values = table[column].unique()
     if len(values) < (4 if column == "rows" else 3):

@@ -19,10 +19,8 @@ _CONTEXTS = ((style.BLUE, "o"), (style.ORANGE, "D"), (style.GREEN, "^"), (style.
 @style.in_style
 def cost_figure(report: CostReport, *, title: str) -> Figure:
     """Draw t(n)/t(1) over n: measured medians by context, the fit where it holds, what binds it at small and at large
-    n, the ridge.
-
-    The two asymptotes and the ridge are those of the middle context, whose symbols are filled. A line joins measured
-    sizes that follow each other if the fit is within `HOLDS` of both (`CostReport.holds`).
+    n, the ridge. The two asymptotes and the ridge are those of the middle context, whose symbols are filled. A line
+    joins measured sizes that follow each other if the fit is within `HOLDS` of both (`CostReport.holds`).
     """
     model, middle, table = report.model, report.context, report.table
     largest = int(table["rows"].max())
@@ -48,10 +46,8 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
         fill = "full" if context == middle else "none"
         axes.plot(cells["rows"], cells["seconds"] / t1, marker, color=colour, fillstyle=fill, label=f"{context} cached")
         for cell in cells.itertuples():
-            ratio, milliseconds = cell.seconds / t1, 1e3 * cell.seconds
-            style.point_tip(
-                axes, cell.rows, ratio, f"{context} cached, n {cell.rows}: {ratio:.3f} t(1), {milliseconds:.3g} ms"
-            )
+            ratio, size = cell.seconds / t1, f"{context} cached, n {cell.rows}"
+            style.point_tip(axes, cell.rows, ratio, f"{size}: {ratio:.3f} t(1), {1e3 * cell.seconds:.3g} ms")
         axes.plot(n, np.where(drawn, model.seconds(n, context) / t1, nan), color=colour, linewidth=1.5)
         if context == middle:
             overhead = float(model.overhead(context))
@@ -85,11 +81,9 @@ def _caption(report: CostReport, ridge: float | None) -> str:
     fit = f"Lines: fit{error}, drawn where it is within {HOLDS:.0%} of the points ({holds.sum()} of {len(holds)})"
     if not holds.any():
         fit = f"No line: the fit{error} is nowhere within {HOLDS:.0%} of the points"
-    asymptotes = (
-        "; black: overhead with reading only (dashed), with arithmetic only (dash-dotted)"
-        if holds[table["context"] == report.context].any()
-        else ""
-    )
+    asymptotes = ""
+    if holds[table["context"] == report.context].any():
+        asymptotes = "; black: overhead with reading only (dashed), with arithmetic only (dash-dotted)"
     crossing = "" if ridge is None else f"; they cross at n = {ridge:.3g}, where arithmetic outgrows reading"
     return (
         f"Points by tokens in the cache: median of {counted(int(table['calls'].max()), 'call')} each, "

@@ -4,6 +4,7 @@ and the experts that calls of a mixture chose.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from math import nan
 from typing import Any
 
@@ -11,7 +12,7 @@ import pandas as pd
 
 from specdec.theory.roofline import Product, call_bytes, call_flops, ridge_rows
 
-from .call_cost import ALL, TILES, CallCost, call_table, fit_cost, held_out
+from .call_cost import ALL, TILES, call_table, fit_cost, held_out
 
 HOLDS = 0.1  # relative error of the fit up to which it describes a call
 
@@ -37,7 +38,7 @@ class CostReport:
     Attributes:
         model: the fit.
         table: as from `call_table`.
-        context: the middle one of the measured contexts, at which single figures are given.
+        contexts, context: those measured, ascending, and the middle one, at which single figures are given.
         by_rows, by_context: prediction errors on held-out rows and contexts, where there are enough.
         machine: best rates of the machine, dtype, and operations per byte where arithmetic binds (`threshold`).
         complete: False if time ran out before all calls asked for were timed.
@@ -45,13 +46,10 @@ class CostReport:
 
     def __init__(self, calls: Mapping[str, Any], products: Sequence[Product], machine: Mapping[str, Any]) -> None:
         """Fit the cost to `calls` (`grid` of calibration.json), given the target's products and the machine's rates."""
-
-        def fit(part: pd.DataFrame) -> CallCost:
-            return fit_cost(part, products, machine["bytes_per_second"])
-
+        fit = partial(fit_cost, products=products, bandwidth=machine["bytes_per_second"])
         self.table, self.machine, self.complete = call_table(calls["cells"]), machine, bool(calls["complete"])
-        contexts = sorted(int(context) for context in self.table["context"].unique())
-        self.model, self.context = fit(self.table), contexts[len(contexts) // 2]
+        self.contexts = sorted(int(context) for context in self.table["context"].unique())
+        self.model, self.context = fit(self.table), self.contexts[len(self.contexts) // 2]
         self.by_rows, self.by_context = (held_out(self.table, fit, column) for column in ("rows", "context"))
 
     @property
@@ -94,7 +92,6 @@ class CostReport:
 
     def as_dict(self) -> dict[str, Any]:
         model, products = self.model, self.model.products
-        contexts = sorted(int(context) for context in self.table["context"].unique())
         return {
             "metrics": self.metrics,
             "context": self.context,
@@ -113,7 +110,7 @@ class CostReport:
                     "ridge_n": model.ridge(context),
                     "operations_per_byte": intensity_table(products, context).to_dict(orient="records"),
                 }
-                for context in contexts
+                for context in self.contexts
             },
         }
 
@@ -157,9 +154,7 @@ def experts_table(experts: pd.DataFrame, timed: Mapping[int, float]) -> pd.DataF
     """Return the experts that the verifications of a mixture chose, beside those of independent tokens (theory.md 7.6):
     a line for each number of tokens n of a call, means over its calls.
 
-    Args:
-        experts: as `Run.experts` reads it.
-        timed: n -> calibrated t(n) / t(1), for the n that were timed.
+    experts: as `Run.experts` reads it; timed: n -> calibrated t(n) / t(1), for the n that were timed.
     """
     headings = {"experts": "experts a layer", "independent": "if tokens were independent",
                 "uniform": "and experts equally likely", "reads": "weights read, over n = 1"}  # fmt: skip

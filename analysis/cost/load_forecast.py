@@ -70,9 +70,8 @@ class PlainCurve:
                 "needs 3 loads, 1 and the largest among them."
             )
         weights = plain["requests"].fillna(0) + 1
-        self.prompt, self.output = (
-            float(np.average(plain[f"{name}_tokens"], weights=weights)) for name in ("prompt", "output")
-        )
+        self.prompt = float(np.average(plain["prompt_tokens"], weights=weights))
+        self.output = float(np.average(plain["output_tokens"], weights=weights))
         if not (self.prompt >= 0 and self.output > 0):
             raise UsageError("The plain runs lack the tokens of prompts and outputs: the forecast needs their means.")
         self.throughput = plain["throughput"].to_numpy(float)
@@ -260,11 +259,9 @@ def forecast_once(
 ) -> dict[str, np.ndarray]:
     """Return `FORECAST` over the loads of the curve, or over others within them.
 
-    Args:
-        gamma: draft tokens where other than measured; the tokens per round are then those of the capped geometric, and
-            half of a draft's cost goes with its length. 0: the drafter is loaded, and its memory taken, but nothing is
-            drafted.
-        idle: share of the measured draft's cost that is paid even so, with gamma 0.
+    gamma: draft tokens where other than measured; the tokens per round are then those of the capped geometric, and half
+    of a draft's cost goes with its length. 0: the drafter is loaded, and its memory taken, but nothing is drafted;
+    `idle` is the share of the measured draft's cost that is paid even so.
     """
     loads = curve.loads if loads is None else loads
     running = np.minimum(loads, at.admitted)

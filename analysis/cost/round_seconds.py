@@ -1,6 +1,5 @@
-"""Seconds of a round with any shape of draft, interpolated from the shapes that studies timed; no torch.
-
-A round is the target's call, the draft, and the rest.
+"""Seconds of a round (the target's call, the draft, and the rest) with any shape of draft, interpolated from the shapes
+that studies timed; no torch.
 """
 
 from dataclasses import dataclass
@@ -54,9 +53,8 @@ class BlockSeconds:
         return seconds
 
     def rest(self, nodes: np.ndarray) -> np.ndarray:
-        """Return the seconds of a round outside the call, interpolated linearly between numbers of draft nodes.
-
-        Beyond the largest number that was timed, its seconds count.
+        """Return the seconds of a round outside the call, interpolated linearly between numbers of draft nodes; beyond
+        the largest that was timed, its seconds count.
         """
         return np.interp(nodes, self.host["nodes"], self.host["draft_s"] + self.host["overhead_s"])
 
@@ -64,32 +62,25 @@ class BlockSeconds:
 def repeats_of(block_times: pd.DataFrame, host_times: pd.DataFrame) -> list[BlockSeconds]:
     """Return the seconds of each repeat whose calls were timed, from the tables of study `grid`."""
     timed = block_times.dropna(subset="seconds")
-    made = []
+    made, columns = [], ["k", "w", "rows_evaluated"]
     for repeat, calls in timed.groupby("repeat"):
-        table = calls.pivot_table(
-            index="context", columns=["k", "w", "rows_evaluated"], values="seconds", aggfunc="median"
-        )
+        table = calls.pivot_table(index="context", columns=columns, values="seconds", aggfunc="median")
         host = host_times[host_times["repeat"] == repeat].groupby("nodes")[["draft_s", "overhead_s"]].mean()
         made.append(BlockSeconds(table, host.reset_index(), str(calls["evaluation"].iloc[0])))
     return made
 
 
 def stream_seconds(replay: pd.DataFrame, repeats: list[BlockSeconds]) -> tuple[np.ndarray, np.ndarray]:
-    """Predict decode seconds of each line of `replay`, and of plain decoding of the same text; [repeats, lines] each.
-
-    replay: a table of study `grid`. A text's mean draft and mean context stand for those of its rounds.
+    """Predict decode seconds of each line of `replay`, a table of study `grid`, and of plain decoding of the same text;
+    [repeats, lines] each. A text's mean draft and mean context stand for those of its rounds.
     """
-    values = {
-        name: replay[name].to_numpy(dtype=float) for name in ("w", "tokens", "rounds", "nodes", "paths", "context")
-    }
-    nodes, paths = values["nodes"] / values["rounds"], values["paths"] / values["rounds"]
-    none = np.zeros(len(replay))
+    columns = ("w", "tokens", "rounds", "nodes", "paths", "context")
+    w, tokens, rounds, nodes, paths, context = (replay[name].to_numpy(dtype=float) for name in columns)
+    nodes, paths, none = nodes / rounds, paths / rounds, np.zeros(len(replay))
     blocks, plain = [], []
     for one in repeats:
-        call = one.call(values["w"], nodes, paths, values["context"])
-        blocks.append(values["rounds"] * (call + one.rest(nodes)))
-        step = one.call(none, none, none, values["context"])
-        plain.append(values["tokens"] * (step + one.rest(none)))
+        blocks.append(rounds * (one.call(w, nodes, paths, context) + one.rest(nodes)))
+        plain.append(tokens * (one.call(none, none, none, context) + one.rest(none)))
     return np.stack(blocks), np.stack(plain)
 
 

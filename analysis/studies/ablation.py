@@ -131,10 +131,8 @@ def distribution(
     histograms: pd.DataFrame, replay: pd.DataFrame, name: str, strategy: str, about: About
 ) -> pd.DataFrame:
     """Return how the values of histogram `name` share the rounds of `strategy`: value, count, share, share_low,
-    share_high.
-
-    The rounds of "accepted" and "rank" are those that the strategy won; those of "allotment" are all rounds, with those
-    in which it had no row.
+    share_high. The rounds of "accepted" and "rank" are those that the strategy won; those of "allotment" are all
+    rounds, with those in which it had no row.
     """
     mine = histograms[(histograms["histogram"] == name) & (histograms["strategy"] == strategy)]
     wide = mine.pivot_table(index="prompt", columns="value", values="count", aggfunc="sum", fill_value=0)

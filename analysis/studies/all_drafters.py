@@ -13,19 +13,10 @@ from ..papers.paper_tables import load_published
 from ..sections import About, Findings, Section, Tables, counted, register
 
 PLAIN = "baseline"
-PUBLISHED_SOURCE, PUBLISHED_MODEL, PUBLISHED_TASK = "Spec-Bench leaderboard", "Vicuna-7B-v1.3", "Overall"
-_METHODS = {  # the drafter that is the published method, in Spec-Bench's words
-    "PLD": "ngram",
-    "SpS": "small_model",
-    "Medusa": "medusa",
-    "Hydra": "grounded",
-    "EAGLE": "eagle",
-    "EAGLE2": "eagle, structure=dynamic",
-    "Recycling": "recycling",
-    "REST": "retrieval",
-    "Lookahead": "lookahead",
-    "SAMD[EAGLE2]": "suffix and eagle together",
-}
+# Published method, in Spec-Bench's words -> the drafter here.
+_METHODS = {"PLD": "ngram", "SpS": "small_model", "Medusa": "medusa", "Hydra": "grounded", "EAGLE": "eagle",
+            "EAGLE2": "eagle, structure=dynamic", "Recycling": "recycling", "REST": "retrieval",
+            "Lookahead": "lookahead", "SAMD[EAGLE2]": "suffix and eagle together"}  # fmt: skip
 _SETTINGS = {"chain": "chains", "tree": "trees"}
 
 
@@ -98,10 +89,8 @@ def _compared(setting: str, scores: ScoredArms, arms: pd.DataFrame, outcomes: pd
         "tokens per round": [f"{scores.interval('tokens_per_round', place):.2f}" for place in order],
         "nodes per round": ranked["nodes_per_round"].map("{:.1f}".format).tolist(),
     }
-    costs = {
-        f"{word} (t(1))": [f"{scores.values[name][place]:.2f}" for place in order]
-        for name, word in (("g", "draft"), ("v", "verify"), ("o", "rest"))
-    }
+    parts = (("g", "draft"), ("v", "verify"), ("o", "rest"))
+    costs = {f"{word} (t(1))": [f"{scores.values[name][place]:.2f}" for place in order] for name, word in parts}
     tables = [("Best first; costs of a round in calls on one token; held by: bootstrap share of this rank", shown)]
     if setting != "default":
         shown.update(costs)
@@ -227,8 +216,8 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
 def _published() -> Section:
     columns: Mapping[str, str] = {"tokens_per_round": "tokens per round", "speedup_measured": "speedup"}
     every = load_published()
-    theirs = every["source"].str.startswith(PUBLISHED_SOURCE) & every["metric"].isin(columns)
-    theirs &= (every["model_target"] == PUBLISHED_MODEL) & (every["task"] == PUBLISHED_TASK)
+    theirs = every["source"].str.startswith("Spec-Bench leaderboard") & every["metric"].isin(columns)
+    theirs &= (every["model_target"] == "Vicuna-7B-v1.3") & (every["task"] == "Overall")
     printed = every[theirs].rename(columns={"model_draft": "method", "table": "GPU"})
     wide = printed.pivot(index=["method", "GPU"], columns="metric", values="value").reset_index()
     wide.insert(1, "drafter here", wide["method"].map(_METHODS))

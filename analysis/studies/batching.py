@@ -39,12 +39,8 @@ def findings(tables: Tables, about: About) -> Findings:
     all that were tried do.
     """
     found = BatchNumbers(tables, about.replicates, about.seed)
-    sections = (
-        _answer(found, tables, about),
-        _costs(found, about),
-        _throughput(found, about),
-        _calls(found, tables, about),
-    )
+    answer, calls = _answer(found, tables, about), _calls(found, tables, about)
+    sections = (answer, _costs(found, about), _throughput(found, about), calls)
     lines = found.cells.assign(label=[f"gamma{gamma}" if gamma else "best" for gamma in found.cells["gamma"]])
     best, ends = lines[lines["gamma"] == BEST], found.ends
     metrics = {"batching/repeats": float(found.repeats), "batching/largest": float(found.largest)}
@@ -139,12 +135,9 @@ class BatchNumbers:
 
 
 def _predicted(compared: StrategyComparison, tables: Tables, column: str) -> np.ndarray:
-    """Return E / (v + gamma c) of all cells, [1 + R, C].
-
-    E is that of the drafter and gamma at all batches together, v the mean of t(B (k + 1)) / t(B) over the longest of B
-    drafts, gamma c a timed draft for the batch over t(B).
-
-    column: of `calls`: where t comes from.
+    """Return E / (v + gamma c) of all cells, [1 + R, C]: E is that of the drafter and gamma at all batches together, v
+    the mean of t(B (k + 1)) / t(B) over the longest of B drafts, gamma c a timed draft for the batch over t(B), where t
+    is `column` of `calls`.
     """
     keys, values = compared.cells, compared.values
     found = np.full(values["rounds"].shape, np.nan)

@@ -25,14 +25,10 @@ _COLUMNS = {"budget": "budget", "structure": "shape", "chosen": "chosen", "nodes
 def findings(tables: Tables, about: About) -> Findings:
     """Read all tables of the study but `accuracy`."""
     found = budgets(tables, about.replicates, about.seed)
-    sections = [
-        section
-        for drafter, cells in found.cells.groupby("drafter", sort=True)
-        for section in (
-            _tokens(str(drafter), cells, found, tables["skipped"], about),
-            _speed(str(drafter), cells, found, tables["block_times"], about),
-        )
-    ]
+    sections: list[Section] = []
+    for drafter, cells in found.cells.groupby("drafter", sort=True):
+        sections.append(_tokens(str(drafter), cells, found, tables["skipped"], about))
+        sections.append(_speed(str(drafter), cells, found, tables["block_times"], about))
     name = "budget/{drafter}.{shape}.{what}.{budget}"
     metrics = metrics_of(found.cells, name, QUANTITIES | {"nodes_verified": "nodes"}, bounds=False)
     metrics |= metrics_of(found.cells[found.cells["shape"] != REFERENCE], name, {"lead": "tokens_lead"})
@@ -79,15 +75,14 @@ def _against_chain(cells: pd.DataFrame, name: str, prompts: int) -> str:
     for shape, part in cells[cells["shape"] != REFERENCE].groupby("shape", sort=True):
         better, worse = part[part[f"{lead}_low"] > 0], int((part[f"{lead}_high"] < 0).sum())
         beats, loses = ("beats", "loses") if shape == "tree" else ("beat", "lose")
-        words = (
-            f"{_NAMES[str(shape)]} {beats} the chain beyond chance at {len(better)} of {counted(len(part), 'budget')}"
-        )
+        claim = f"{_NAMES[str(shape)]} {beats} the chain"
+        words = f"{claim} beyond chance at {len(better)} of {counted(len(part), 'budget')}"
         if 0 < len(better) < len(part):
             words += f" ({', '.join(str(n) for n in better['budget'])} nodes)"
         if worse:
             words += f" and {loses} to it at {worse}"
         if few := too_few(prompts):
-            words = f"whether {_NAMES[str(shape)]} {beats} the chain cannot be said, {few}"
+            words = f"whether {claim} cannot be said, {few}"
         ends = part.sort_values(lead).iloc[[0, -1]].drop_duplicates("budget").to_dict("records")
         differences = [f"{interval(each, lead):+.2f} at {each['budget']} nodes" for each in ends]
         said.append(f"{words}; the difference goes from {' to '.join(differences)}")
@@ -179,9 +174,7 @@ def _section(
     about: About,
 ) -> Section:  # fmt: skip
     """Write a section of one drafter: the table, and a line for each structure over the number of draft nodes with the
-    paired differences to the chain below.
-
-    name: column of `cells`, "tokens" or "speedup"; label: its name.
+    paired differences to the chain below. `name` is the column of `cells`, "tokens" or "speedup", `label` its name.
     """
     others, exact = cells[cells["shape"] != REFERENCE], name == "tokens"
     rounds = "greedy texts replayed, exact for these" if exact else f"rounds by replay, seconds {about.source}"

@@ -17,15 +17,12 @@ from ..sections import About, Findings, Section, Tables, counted, register
 Shape = tuple[int, int]  # k rows of w tokens each
 
 USUAL: Shape = (10, 10)  # The shape of N-Grammys (2411.03786)
-_EXACT = ("float32", "float64")
 
 
 @register("grid", overlay="ngrammys_grid")
 def findings(tables: Tables, about: About) -> Findings:
-    """Read `replay`, `block_times`, `host_times`, `live`, `whole` and `skipped`.
-
-    Metrics best_k and best_w are those of the fastest shape, `whole.*` those of whole runs of the fastest (best) and
-    the usual one (10x10).
+    """Read `replay`, `block_times`, `host_times`, `live`, `whole` and `skipped`. Metrics best_k and best_w are those of
+    the fastest shape, `whole.*` those of whole runs of the fastest (best) and the usual one (10x10).
     """
     live, whole = tables["live"], tables["whole"]
     found = grid(tables["replay"], tables["block_times"], tables["host_times"], about.replicates, about.seed)
@@ -307,7 +304,7 @@ def _live(check: pd.DataFrame, live: pd.DataFrame, about: About) -> Section:
     end = f"; in {dtype} rounding can change a token where two are nearly as likely, in float32 it does not."
     if same == of:
         end = ": tokens per call are the same."
-    elif dtype in _EXACT:
+    elif dtype in ("float32", "float64"):
         end = f"; in {dtype} it should have in all, and did not: a fault."
     text = (
         f"In {same} of {of} cases (a text in a corner shape) live decoding took exactly as many rounds as the replay"

@@ -15,18 +15,11 @@ from ..sections import About, Findings, Section, Tables, counted, register
 
 KEYS = ["form", "lenience"]
 PLAIN, STRICT = 0.0, 1.0  # in the column lenience: text without drafts, and speculative sampling
-METRICS = {  # name in MLflow -> column
-    "alpha": "alpha",
-    "alpha_mle": "mle",
-    "tokens_per_round": "rate",
-    "tokens_per_round.capped_geometric": "omega",
-    "speedup": "speedup",
-    "speedup.capped_geometric": "formula",
-    "tv": "tv",
-    "log_likelihood": "log_likelihood",
-    "decided_otherwise": "otherwise",
-    "over_strict": "lead",
-}
+# Name in MLflow -> column.
+METRICS = {"alpha": "alpha", "alpha_mle": "mle", "tokens_per_round": "rate",
+           "tokens_per_round.capped_geometric": "omega", "speedup": "speedup", "speedup.capped_geometric": "formula",
+           "tv": "tv", "log_likelihood": "log_likelihood", "decided_otherwise": "otherwise",
+           "over_strict": "lead"}  # fmt: skip
 _FORMS = {  # form -> its name, its look, and where the paper has its alphas
     "sampled": ("sampled text", style.Look(style.BLUE, "o", "-"), "Table 5"),
     "greedy": ("greedy text", style.Look(style.ORANGE, "D", "--"), "last paragraph of A.5"),
@@ -190,23 +183,12 @@ def rules(
     known = np.isfinite(alpha)
     omega = np.where(known, tokens_per_round(np.where(known, alpha, 0.0).clip(0, 1), gamma), np.nan)
     mle = compared.values["accepted"] / np.maximum(compared.values["accepted"] + compared.values["rejected"], 1)
-    table = compared.table(
-        {
-            **compared.of_rules(plain={"lenience": PLAIN}, strict={"lenience": STRICT}),
-            "alpha": alpha,
-            "mle": np.where(known, mle, np.nan),
-            "omega": omega,
-            "formula": omega / (1 + gamma * c),
-            "c": c,
-            "rise": alpha - compared.beside(alpha, lenience=STRICT),
-        },
-        {
-            **RANGES_OF_RULES,
-            **dict.fromkeys(("rate", "omega"), per_round(gamma)),
-            **dict.fromkeys(("alpha", "mle"), SHARE),
-            "rise": Range(-1.0, 1.0),
-        },
-    ).assign(best=np.nan, best_speedup=np.nan)
+    statistics = compared.of_rules(plain={"lenience": PLAIN}, strict={"lenience": STRICT})
+    statistics |= {"alpha": alpha, "mle": np.where(known, mle, np.nan), "omega": omega}
+    statistics |= {"formula": omega / (1 + gamma * c), "c": c, "rise": alpha - compared.beside(alpha, lenience=STRICT)}
+    ranges = RANGES_OF_RULES | dict.fromkeys(("rate", "omega"), per_round(gamma))
+    ranges |= {"alpha": SHARE, "mle": SHARE, "rise": Range(-1.0, 1.0)}
+    table = compared.table(statistics, ranges).assign(best=np.nan, best_speedup=np.nan)
     for place in np.flatnonzero(known[0]):
         best = optimal_gamma(min(1.0, table["alpha"][place]), table["c"][place])
         table.loc[place, ["best", "best_speedup"]] = best.gamma, best.speedup

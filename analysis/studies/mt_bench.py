@@ -82,15 +82,10 @@ def answered(outputs: pd.DataFrame, drafter: str, about: About) -> pd.DataFrame:
     for category, part in [*outputs.groupby("category", sort=False), (ALL, outputs)]:
         compared = compare(part.assign(turns=1), ["method"], columns, about.replicates, about.seed)
         per_token, lengths = compared.ratio("seconds", "tokens"), compared.ratio("tokens", "turns")
-        table = compared.table(
-            {
-                "rate": compared.ratio("tokens", "rounds"),
-                "speedup": compared.beside(per_token, method=PLAIN) / per_token,
-                "length": lengths,
-                "plain_length": compared.beside(lengths, method=PLAIN),
-            },
-            {"rate": Range(low=1.0)},
-        )
+        speedup = compared.beside(per_token, method=PLAIN) / per_token
+        statistics = {"rate": compared.ratio("tokens", "rounds"), "speedup": speedup, "length": lengths}
+        statistics |= {"plain_length": compared.beside(lengths, method=PLAIN)}
+        table = compared.table(statistics, {"rate": Range(low=1.0)})
         same = part["temperature"].iloc[0] if part["temperature"].nunique() == 1 else float("nan")
         line = table.assign(category=str(category), temperature=same, questions=compared.prompts)
         lines.append(line[line["method"] == drafter])

@@ -121,10 +121,8 @@ class Growth:
         """
         rises = self.fitted[1:] / self.fitted[:-1] - 1
         clear = (rises > least) & (self.low[1:] > self.high[:-1]) & (np.diff(self.tokens) == 1)
-        return [
-            (int(self.tokens[at]), int(self.tokens[at + 1]), float(rises[at]))
-            for at in np.flatnonzero(clear & (self.tokens[1:] <= largest))
-        ]
+        places = np.flatnonzero(clear & (self.tokens[1:] <= largest))
+        return [(int(self.tokens[at]), int(self.tokens[at + 1]), float(rises[at])) for at in places]
 
     def knee(self) -> float | None:
         """Return the measured end of the memory-bound region: the n of the model that is flat up to n and then a

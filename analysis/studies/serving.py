@@ -23,7 +23,6 @@ ALWAYS, NEVER = inf, 0.0  # the largest load still pays; no load pays
 SLACK = 0.01  # disadvantages below 1% are none: with little load all policies have the same goodput, up to the edges
 SETTLED = 0.95  # of the capacity: above it a queue takes longer to settle than a simulation lasts
 _KEYS = ["policy", "load", "replication"]
-_MS = 1e3  # times per output token are shown in milliseconds
 _CELL = {"load": "load", "policy": "policy", "rho": "used:.2f", "queue": "queue"}  # heading -> column and format
 _RATES = {"goodput, tokens/s": "goodput:.3g", "throughput, tokens/s": "throughput:.3g", "within the target": "met:.0%",
           "ms per output token": "tpot_ms:.3g"}  # fmt: skip
@@ -168,7 +167,7 @@ class ServingNumbers:
             lines.append(line)
         self.cells = pd.DataFrame(lines).sort_values("load", kind="stable", ignore_index=True)
         for end in ("", "_low", "_high"):
-            self.cells[f"tpot_ms{end}"] = _MS * self.cells[f"tpot{end}"]
+            self.cells[f"tpot_ms{end}"] = 1e3 * self.cells[f"tpot{end}"]
         self.policies: list[str] = list(dict.fromkeys(runs["policy"]))
         self.loads = sorted(float(load) for load in runs["load"].unique())
         wide = runs.pivot(index=["policy", "load"], columns="replication").sort_index()
@@ -220,10 +219,9 @@ def _switch_off(
 
 def simulation_values(tables: Tables) -> pd.DataFrame:
     """Return a line for each simulation: policy, load, replication, _SETTLES and _QUEUED, and batch (mean over the
-    steps of the window).
-
-    Time per output token runs from the end of the prefill to the last token, over all tokens: a first round may give
-    several, so that leaving out the first token and its time, as for plain decoding, would flatter speculation.
+    steps of the window). Time per output token runs from the end of the prefill to the last token, over all tokens: a
+    first round may give several, so that leaving out the first token and its time, as for plain decoding, would flatter
+    speculation.
     """
     (recording,) = tables["recording"].to_dict("records")
     served = tables["served"].copy()
@@ -281,16 +279,14 @@ def _answer(found: ServingNumbers) -> Section:
             f"server, gamma {gamma} is the fixed one whose tokens take least time."
         )
     drafting = found.ends.drop(index=NONE).reset_index()
-    lines = pd.DataFrame(
-        {
-            "policy (simulated)": drafting["policy"],
-            "worse per token from load": [_load_in_words(found, load) for load in intervals(drafting, "load")],
-            "sequences in a step there": printed(drafting, "batch", ".1f"),
-            "batch by cost model alone": drafting["model_batch"].map("{:.0f}".format).replace(_NUMBERLESS),
-            "less goodput from load": [_load_in_words(found, load) for load in intervals(drafting, "goodput")],
-            "capacity, requests/s": printed(drafting, "capacity", ".3g"),
-        }
-    )
+    lines = {
+        "policy (simulated)": drafting["policy"],
+        "worse per token from load": [_load_in_words(found, load) for load in intervals(drafting, "load")],
+        "sequences in a step there": printed(drafting, "batch", ".1f"),
+        "batch by cost model alone": drafting["model_batch"].map("{:.0f}".format).replace(_NUMBERLESS),
+        "less goodput from load": [_load_in_words(found, load) for load in intervals(drafting, "goodput")],
+        "capacity, requests/s": printed(drafting, "capacity", ".3g"),
+    }
     text = (
         answer,
         "Simulated: choosing gamma anew for each step by SmartSpec's rule (2406.14066), a token takes "
@@ -300,8 +296,8 @@ def _answer(found: ServingNumbers) -> Section:
         f"slots are always full, {capacity:.3g}. All policies serve the same requests at the same times; "
         f"intervals are 95%, over {found.recording['replications']} independent replications.",
     )
-    caption = "Simulated: the load from which on plain decoding is better, by policy"
-    return Section("Simulated: at which load should a server stop speculating?", text, ((caption, lines),))
+    table = ("Simulated: the load from which on plain decoding is better, by policy", pd.DataFrame(lines))
+    return Section("Simulated: at which load should a server stop speculating?", text, (table,))
 
 
 def _over_load(found: ServingNumbers) -> Section:

@@ -56,10 +56,8 @@ def tree_search(arms: pd.DataFrame, live: pd.DataFrame, replicates: int, seed: i
     speedup = compared.beside(per_token, arm=PLAIN) / per_token
     values = {"tokens": compared.ratio("tokens", "rounds"), "speedup": speedup}
     leads = {f"{name}_lead": each - compared.beside(each, arm=own) for name, each in values.items()}
-    cells = arms.assign(
-        predicted_speedup=arms["predicted_tokens"] * plain_s / arms["predicted_s"],
-        verified=compared.ratio("nodes", "rounds")[0],
-    )
+    predicted = arms["predicted_tokens"] * plain_s / arms["predicted_s"]
+    cells = arms.assign(predicted_speedup=predicted, verified=compared.ratio("nodes", "rounds")[0])
     possible = [per_round(depth) for depth in arms["depth"]]
     table = compared.table({**values, **leads}, {"tokens": possible, **dict.fromkeys(leads, ANY)})
     return cells.join(table.drop(columns="arm")), compared.prompts

@@ -11,14 +11,9 @@ from ..intervals import ANY
 from ..sections import About, Findings, Section, Tables, counted, register
 
 KEYS = ["temperature", "rule", "epsilon"]
-METRICS = {  # name in MLflow -> column
-    "tokens_per_call": "rate",
-    "speedup": "speedup",
-    "log_likelihood": "log_likelihood",
-    "tv": "tv",
-    "decided_otherwise": "otherwise",
-    "over_rejection": "lead",
-}
+# Name in MLflow -> column.
+METRICS = {"tokens_per_call": "rate", "speedup": "speedup", "log_likelihood": "log_likelihood", "tv": "tv",
+           "decided_otherwise": "otherwise", "over_rejection": "lead"}  # fmt: skip
 _RULES = {  # rule -> its name and its look
     "plain": ("without drafts", style.Look(style.GREY, "x", "-")),
     "greedy": ("greedy text", style.Look(style.BLACK, "s", style.DOTTED)),

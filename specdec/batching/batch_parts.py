@@ -44,12 +44,8 @@ class BatchTarget(ABC):
         self.logits: dict[int, Tensor] = {}
 
     def reserve(self, capacity: int) -> None:
-        """Make room for texts, unless there is; those that were there are forgotten. To be called before `start`.
-
-        Args:
-            capacity: the largest that `start` will be given.
-        Raises:
-            UsageError: there is less memory.
+        """Make room for texts of `capacity`, the largest that `start` will be given, unless there is; those that were
+        there are forgotten. To be called before `start`. UsageError: there is less memory.
         """
 
     @abstractmethod

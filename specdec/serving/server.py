@@ -118,12 +118,8 @@ class StepSeconds:
         return float(self.cost.seconds(tokens, 0, max(1, prompts))) if tokens else 0.0
 
     def step(self, batch: int, gamma: int, cached: float) -> float:
-        """Return the seconds of a round of all sequences: draft, verify, accept, commit.
-
-        Args:
-            batch: sequences.
-            gamma: draft tokens of each; 0 drafts nothing.
-            cached: tokens in the cache, of all sequences together.
+        """Return the seconds of a round (draft, verify, accept, commit) of `batch` sequences, with `gamma` draft tokens
+        each, 0 for no drafts, and `cached` tokens in the cache together.
         """
         if self.measured:
             batches, seconds = self.measured[gamma]
@@ -256,8 +252,7 @@ class ServedStep:
 class Served:
     """The history of a simulation."""
 
-    # In the order of arrival; those that came last may not have finished.
-    requests: list[ServedRequest] = field(default_factory=list)
+    requests: list[ServedRequest] = field(default_factory=list)  # by arrival; the last ones may not have finished
     steps: list[ServedStep] = field(default_factory=list)  # all steps; prefills are between them
     ended: float = 0.0  # the second at which the simulation stopped
     # The integral over time of the number of requests in the system, queue included, counted event by event and not
@@ -274,11 +269,8 @@ class Served:
 def serve(
     arrivals: Iterator[Arrival], policy: Policy, seconds: StepSeconds, slots: int, count: int | None = None
 ) -> Served:
-    """Simulate a server until its first `count` requests have finished, or all where there are finitely many.
-
-    Args:
-        slots: the most sequences in a batch.
-        count: later arrivals go on loading the server but need not finish; None: as many as arrive.
+    """Simulate a server with batches of at most `slots` sequences until its first `count` requests have finished, while
+    later arrivals go on loading it; None: until all have finished, where there are finitely many.
     """
     if count is None:
         expected = list(arrivals)
@@ -337,8 +329,7 @@ def serve(
 
 def _commit(active: list[ServedRequest], gamma: int, now: float) -> tuple[list[int], list[int]]:
     """End a round of all sequences; return the tokens that each committed, and those that it had left."""
-    left: list[int] = []
-    committed: list[int] = []
+    committed, left = list[int](), list[int]()
     for each in active:  # plainly, because this is where a simulation spends its time
         lengths, position = each.text.of(gamma), each.position
         rest = len(lengths) - position

@@ -71,10 +71,8 @@ class AllDrafters(Study):
         for done in decoded:
             key, stream = (done.stream.id, done.arm.arm.gamma), done.stream
             outcomes.append(outcome(bench.parts.target, key, stream.prompt, stream.generated, done.output.tokens))
-        return {
-            "arms": pd.DataFrame([_facts(each) for each in arms]),
-            "live": outputs_of(bench, decoded).assign(outcome=outcomes),
-        }
+        live = outputs_of(bench, decoded).assign(outcome=outcomes)
+        return {"arms": pd.DataFrame([_facts(each) for each in arms]), "live": live}
 
     def _arms(self, bench: Bench) -> Iterator[StudyArm]:
         """Build every drafter once, and yield the arms that it can fill."""

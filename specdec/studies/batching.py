@@ -110,8 +110,7 @@ class Batching(Study):
             "prompts": len(rig.prompts),
             "largest": self._texts(self.batches[-1]),
         }
-        cost = pd.DataFrame([facts])
-        return {"batching": lines, "offers": offers, "calls": calls, "drafts": drafts, "cost": cost}
+        return {"batching": lines, "offers": offers, "calls": calls, "drafts": drafts, "cost": pd.DataFrame([facts])}
 
     def _texts(self, batch: int) -> int:
         """Return how many texts a repeat decodes at a batch: enough that slots are mostly in use."""
@@ -175,15 +174,11 @@ class Batching(Study):
                     done = [(arm, rig.decoded(arm, batch, prompts, repeat)) for arm in order]
                     plain, of_arm = [decoded for arm, decoded in done if arm == PLAIN], dict(done)
                     texts = plain[0].generations
-                    bench.written.extend(
-                        Stream(prompt.id, prompt.category, prompt.tokens, output.tokens)
-                        for prompt, output in zip(prompts, texts, strict=True)
-                    )
+                    for prompt, output in zip(prompts, texts, strict=True):
+                        bench.written.append(Stream(prompt.id, prompt.category, prompt.tokens, output.tokens))
                     sums = [_measured(decoded, batch) for decoded in plain]
-                    baseline = {
-                        f"baseline_{name}": sum(each[name] for each in sums)
-                        for name in ("tokens", "steps", "seconds", "all_seconds", "all_tokens")
-                    }
+                    summed = ("tokens", "steps", "seconds", "all_seconds", "all_tokens")
+                    baseline = {f"baseline_{name}": sum(each[name] for each in sums) for name in summed}
                     for name, gamma in arms:
                         decoded = of_arm[name, gamma]
                         for step in (step for step in decoded.steps if len(step.rounds) == batch):

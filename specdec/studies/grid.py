@@ -88,9 +88,8 @@ class RowsGrid(Study):
         chosen = [plain, *(arms[shape] for shape in dict.fromkeys([fastest, USUAL]) if shape in arms)]
         whole = interleaved(bench, chosen, streams, self.whole_runs)
         dtype = parts.target.describe().get("dtype", "float64")
-        outputs = {
-            name: outputs_of(bench, runs).assign(dtype=dtype) for name, runs in (("live", live), ("whole", whole))
-        }
+        runs = {"live": live, "whole": whole}
+        outputs = {name: outputs_of(bench, texts).assign(dtype=dtype) for name, texts in runs.items()}
         return {"replay": table, "block_times": times, "host_times": host, **outputs}
 
     def _corners(self) -> list[Shape]:

@@ -97,9 +97,6 @@ class Lenience(Study):
                     place = {"stream": stream.id, "prompt": first_turn(stream.id)}
                     chances = {"chance": float(along.beta.sum()), "positions": int(along.proposed.sum())}
                     alphas.append(keys | place | chances)
-        settings = {"gamma": parts.primary.gamma, "temperature": self.temperature}
-        return {
-            "outputs": pd.concat(outputs, ignore_index=True),
-            "alphas": pd.DataFrame(alphas),
-            "settings": pd.DataFrame([settings], dtype=float),
-        }
+        settings = pd.DataFrame([{"gamma": parts.primary.gamma, "temperature": self.temperature}], dtype=float)
+        texts = pd.concat(outputs, ignore_index=True)
+        return {"outputs": texts, "alphas": pd.DataFrame(alphas), "settings": settings}

@@ -87,10 +87,8 @@ class MtBench(Study):
             for temperature, several in sorted(by_temperature.items()):
                 drafting = replace(parts.primary, drafter=bench.at_temperature(temperature, capacity))
                 here = rule.for_greedy() if temperature == 0 else rule  # finds nothing drafted in plain decoding
-                arms = [
-                    StudyArm({"method": method}, replace(arm, verifier=here))
-                    for method, arm in ((PLAIN, parts.baseline), (drafter, drafting))
-                ]
+                both = ((PLAIN, parts.baseline), (drafter, drafting))
+                arms = [StudyArm({"method": method}, replace(arm, verifier=here)) for method, arm in both]
                 warm_up(bench, arms, _turn(several[0]))
                 for prompt in several:
                     order = list(arms)

@@ -30,18 +30,7 @@ from specdec.drafters.recorded import RecordedLengths
 from specdec.errors import UsageError
 from specdec.records import Request
 from specdec.replay.expected_rounds import lengths_ahead
-from specdec.serving.server import (
-    AdaptiveGamma,
-    Arrival,
-    FixedGamma,
-    Policy,
-    Served,
-    ServedText,
-    StepSeconds,
-    arriving,
-    drawn_texts,
-    serve,
-)
+from specdec.serving import server
 from specdec.session.arm import seeded_request
 from specdec.structures.chain import Chain
 from specdec.studies.base import Ascending, Bench, Positive, Study, studies
@@ -88,7 +77,7 @@ class ServingConfig:
 class ServedTexts:
     """Texts for a server to write."""
 
-    texts: tuple[ServedText, ...]  # at least one
+    texts: tuple[server.ServedText, ...]  # at least one
     source: str  # words for where they come from
     unknown: float = 0.0  # share of positions whose length is only known to be at least what stands there
 
@@ -102,10 +91,10 @@ class ServedTexts:
         total = sum(each.tokens * (each.prompt_tokens - 1 + (each.tokens - 1) / 2) for each in self.texts)
         return total / sum(each.tokens for each in self.texts)
 
-    def queue(self, seeds: list[int], size: int) -> Iterator[Arrival]:
+    def queue(self, seeds: list[int], size: int) -> Iterator[server.Arrival]:
         """Return drawn texts that all wait from the start."""
         drawn = np.random.default_rng(seeds).integers(len(self.texts), size=size)
-        return iter([Arrival(0.0, self.texts[int(place)]) for place in drawn])
+        return iter([server.Arrival(0.0, self.texts[int(place)]) for place in drawn])
 
 
 def texts_along(bench: Bench, streams: Sequence[Stream], gammas: Sequence[int]) -> ServedTexts:
@@ -125,7 +114,7 @@ def texts_along(bench: Bench, streams: Sequence[Stream], gammas: Sequence[int]) 
     with bench.progress("accepted lengths", len(streams)) as advance:
         for stream in streams:
             by_gamma = lengths_ahead(drafter, target, chains, stream)
-            texts.append(ServedText(len(stream.prompt), by_gamma[deepest], by_gamma))
+            texts.append(server.ServedText(len(stream.prompt), by_gamma[deepest], by_gamma))
             advance()
     tokens = sum(each.tokens for each in texts)
     source = f"{len(texts):,} greedy texts of {bench.parts.prompts.name}, {tokens:,} tokens, {bench.parts.chosen.label}"
@@ -138,9 +127,8 @@ def texts_of_run(folder: Path, method: str | None, deepest: int) -> ServedTexts:
     A round that begins at s and commits n tokens says that a round at s + k would commit at least n - k, for a drafter
     whose proposals depend on the text before them; exactly that where a rejection was seen. Rounds of all gammas are
     joined; a position that no rejection bounds keeps what is known, so that acceptance is rather under- than
-    overstated. UsageError for no such folder, drafter or gamma.
-
-    method: the drafter's name in the run; None where it has one only.
+    overstated. `method` is the drafter's name in the run, None where it has one only. UsageError for no such folder,
+    drafter or gamma.
     """
     path = folder / "rounds.parquet"
     if not path.is_file():
@@ -169,7 +157,7 @@ def texts_of_run(folder: Path, method: str | None, deepest: int) -> ServedTexts:
                 place = context - first + ahead
                 if place < size and committed - ahead >= lengths[place]:
                     lengths[place], exact[place] = committed - ahead, exact[place] or bool(rejected)
-        texts.append(ServedText(first, tuple(lengths)))
+        texts.append(server.ServedText(first, tuple(lengths)))
         unknown, positions = unknown + size - sum(exact), positions + size
     tokens = sum(each.tokens for each in texts)
     source = f"{len(texts):,} texts of the run in {folder}, {tokens:,} tokens, drafter {chosen}"
@@ -180,7 +168,7 @@ def texts_of_run(folder: Path, method: str | None, deepest: int) -> ServedTexts:
 class ServerCost:
     """The costs of a server's steps, and the times that they were fitted to."""
 
-    steps: StepSeconds  # by a cost model, with the growth of draft and overhead where the person gives none
+    steps: server.StepSeconds  # by a cost model, with the growth of draft and overhead where the person gives none
     # calls that were timed here
     call_times: pd.DataFrame = field(
         default_factory=partial(pd.DataFrame, columns=["k", "w", "context", "seconds"], dtype=float)
@@ -197,11 +185,11 @@ def cost_of_server(bench: Bench, config: ServingConfig) -> ServerCost:
     if config.cost is not None or config.run is not None:
         cost = load_cost(str(config.cost or config.run))
         measured = cost.source.startswith("measured by the run")  # of one sequence on that machine, by depth of a draft
-        return ServerCost(StepSeconds(cost, measured or not looks_up, float(measured), float(measured)))
+        return ServerCost(server.StepSeconds(cost, measured or not looks_up, float(measured), float(measured)))
     if isinstance(target, Replay):
         own = drafter.cost if isinstance(drafter, RecordedLengths) else None
         cost = target.cost if own is None else validated(SimulatedCost, {**asdict(target.cost), "draft": vars(own)})
-        return ServerCost(StepSeconds(cost, own is not None or not looks_up, 0.0, 0.0))
+        return ServerCost(server.StepSeconds(cost, own is not None or not looks_up, 0.0, 0.0))
     if "rows" not in target.capabilities.evaluations or "rows" not in target.capabilities.structures:
         raise UsageError(
             f"Bad value study.cost=null: target {bench.plan.target_values['name']!r} takes no batches that could be "
@@ -228,18 +216,15 @@ def cost_of_server(bench: Bench, config: ServingConfig) -> ServerCost:
     }
     cost = validated(SimulatedCost, values, where="cost")
     growth = _live_growth(bench, prompt, gammas[-1], slots)
-    return ServerCost(StepSeconds(cost, True, *growth), times, (error.median, error.worst))
-
-
-_LIVE_TOKENS = 16  # of each text that is decoded to see what further sequences add
+    return ServerCost(server.StepSeconds(cost, True, *growth), times, (error.median, error.worst))
 
 
 def _live_growth(bench: Bench, prompt: Sequence[int], gamma: int, slots: int) -> tuple[float, float]:
-    """Decode one text alone and `slots` times at once; return the growth of drafts and of what follows the call."""
+    """Decode 16 tokens of a text, alone and `slots` times at once; return the growth of drafts and of what follows."""
     parts, drafts, rest = bench.parts, dict[int, float](), dict[int, float]()
     for batch in sorted({1, slots}):
         requests = [
-            seeded_request(parts.target, (f"live {place}", prompt), _LIVE_TOKENS, bench.plan.seed, ("draft", "accept"))
+            seeded_request(parts.target, (f"live {place}", prompt), 16, bench.plan.seed, ("draft", "accept"))
             for place in range(batch)
         ]
         target, drafter = batch_target(parts.target, batch), batch_drafter(parts.chosen.drafter, parts.target, batch)
@@ -287,7 +272,7 @@ def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) 
     values |= {"draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0}, "overhead_s": float(overhead.iloc[0])}
     values |= {"source": f"calls on one sequence, drafts and steps of {folder}"}
     cost = validated(SimulatedCost, values, where="cost")
-    return lines, ServerCost(StepSeconds(cost, True, _growth(timed.sum()), _growth(overhead)))
+    return lines, ServerCost(server.StepSeconds(cost, True, _growth(timed.sum()), _growth(overhead)))
 
 
 def _growth(seconds: pd.Series) -> float:
@@ -357,7 +342,8 @@ class Serving(Study):
         if config.run is not None:
             texts = texts_of_run(Path(config.run).expanduser(), config.method, gammas[-1])
         elif law is not None:
-            drawn = drawn_texts(500, law.alpha, law.prompt_tokens, law.output_tokens, gammas[-1], bench.plan.seed)
+            sizes = law.prompt_tokens, law.output_tokens, gammas[-1]
+            drawn = server.drawn_texts(500, law.alpha, *sizes, bench.plan.seed)
             said = (
                 f"texts drawn from a law: alpha {law.alpha:g}, independent; prompts of {law.prompt_tokens:,} tokens, "
                 f"outputs geometric with mean {law.output_tokens:,}"
@@ -403,42 +389,42 @@ class Serving(Study):
             "closed": self._closed(texts, steps, batches),
         }
 
-    def _closed(self, texts: ServedTexts, steps: StepSeconds, measured: pd.DataFrame) -> pd.DataFrame:
+    def _closed(self, texts: ServedTexts, steps: server.StepSeconds, measured: pd.DataFrame) -> pd.DataFrame:
         """Serve a queue with slots that are always full, by each batch and gamma that was measured."""
         lines = []
         cells = measured[measured["gamma"].isin((0, *self._config.gammas))][["batch", "gamma"]].drop_duplicates()
         for batch, gamma in cells.sort_values(["batch", "gamma"]).itertuples(index=False, name=None):
             for by, seconds in (("measured", steps), ("model", replace(steps, measured={}))):
                 queue = texts.queue([self._config.replications, 4], 64 + 8 * batch)
-                full = [each for each in serve(queue, FixedGamma(gamma), seconds, batch).steps if each.batch == batch]
+                served = server.serve(queue, server.FixedGamma(gamma), seconds, batch)
+                full = [each for each in served.steps if each.batch == batch]
                 sums = sum(each.tokens for each in full), len(full), sum(each.seconds for each in full)
                 lines.append((by, batch, gamma, *sums))
         return pd.DataFrame(lines, columns=["by", "batch", "gamma", *_SUMS])
 
-    def _policies(self, steps: StepSeconds) -> list[Policy]:
+    def _policies(self, steps: server.StepSeconds) -> list[server.Policy]:
         """Return the policies as they begin, plain decoding first."""
         gammas = self._config.gammas
-        return [*map(FixedGamma, (0, *gammas)), AdaptiveGamma(gammas, steps)]
+        return [*map(server.FixedGamma, (0, *gammas)), server.AdaptiveGamma(gammas, steps)]
 
     def _simulated(
-        self, bench: Bench, texts: ServedTexts, steps: StepSeconds, times: Sequence[float]
+        self, bench: Bench, texts: ServedTexts, steps: server.StepSeconds, times: Sequence[float]
     ) -> dict[str, pd.DataFrame]:
         """Serve a queue that never empties by every policy, and count what finishes while all slots are full; then
-        serve every load, over the capacity of plain decoding, by every policy, several times.
-
-        times: recorded arrivals; empty for Poisson.
+        serve every load, over the capacity of plain decoding, by every policy, several times. `times` are those of
+        recorded arrivals, empty for Poisson.
         """
         config, slots, lines = self._config, self._config.slots, []
         for replication in range(config.replications):
             for policy in self._policies(steps):
-                served = serve(texts.queue([replication, 3], 12 * slots), policy, steps, slots)
+                served = server.serve(texts.queue([replication, 3], 12 * slots), policy, steps, slots)
                 ends = sorted(each.finished for each in served.requests if each.finished is not None)
                 begin, end = ends[2 * slots - 1], max(each.admitted or 0.0 for each in served.requests)
                 finished = sum(begin < each <= end for each in ends)
                 tokens = sum(each.tokens for each in served.steps if begin < each.start + each.seconds <= end)
                 lines.append((policy.name, replication, finished, tokens, end - begin))
         full = pd.DataFrame(lines, columns=["policy", "replication", "requests", "tokens", "seconds"])
-        plain = full[full["policy"] == FixedGamma(0).name]
+        plain = full[full["policy"] == server.FixedGamma(0).name]
         most = float(plain["requests"].sum() / plain["seconds"].sum())
         # By text, the latency of a request on an idle server that does not speculate.
         alone: dict[int, float] = {}
@@ -452,8 +438,8 @@ class Serving(Study):
             for load, replication in simulations:
                 for policy in self._policies(steps):
                     rate, seed = load * most, bench.plan.seed + replication
-                    arrivals = arriving(rate, texts.texts, seed, times)
-                    served = serve(arrivals, policy, steps, slots, config.warmup + config.requests)
+                    arrivals = server.arriving(rate, texts.texts, seed, times)
+                    served = server.serve(arrivals, policy, steps, slots, config.warmup + config.requests)
                     keys = {"policy": policy.name, "load": load, "rate": rate, "replication": replication}
                     for name, table in _tables(served, config.warmup, config.requests, alone).items():
                         parts[name].append(table.assign(**keys))
@@ -461,7 +447,7 @@ class Serving(Study):
         return {"capacity": full, **{name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}}
 
 
-def _tables(served: Served, warmup: int, count: int, alone: Mapping[int, float]) -> dict[str, pd.DataFrame]:
+def _tables(served: server.Served, warmup: int, count: int, alone: Mapping[int, float]) -> dict[str, pd.DataFrame]:
     """Return what a simulation leaves behind its warm-up: requests, steps, and a line of its own."""
     kept = served.requests[warmup : warmup + count]
     names = ["number", "arrived", "admitted", "prefilled", "first", "finished", "rounds"]
@@ -469,10 +455,8 @@ def _tables(served: Served, warmup: int, count: int, alone: Mapping[int, float])
     requests["tokens"] = [each.text.tokens for each in kept]
     requests["alone_s"] = [alone[id(each.text)] for each in kept]
     begin, end = kept[0].arrived, kept[-1].arrived
-    steps = pd.DataFrame(
-        [(s.batch, s.gamma, s.seconds, s.tokens) for s in served.steps if begin < s.start + s.seconds <= end],
-        columns=["batch", "gamma", "seconds", "tokens"],
-    )
+    within = [(s.batch, s.gamma, s.seconds, s.tokens) for s in served.steps if begin < s.start + s.seconds <= end]
+    steps = pd.DataFrame(within, columns=["batch", "gamma", "seconds", "tokens"])
     grouped = steps.assign(steps=1).groupby(["batch", "gamma"], as_index=False).sum()
     line: dict[str, Any] = {"window_s": end - begin, "little": abs(served.area / served.sojourn_s - 1)}
     for name, at in (("queue_begin", begin), ("queue_end", end)):

@@ -92,10 +92,8 @@ class TreeSearch(Study):
         positions = [len(stream.prompt) + place for stream in fitted for place in range(len(stream.generated))]
         seconds = RoundSeconds(**times, context=fmean(positions) if positions else 1.0)
         arms = self._arms(bench, accuracy, trees, seconds)
-        drafting = [
-            self._arm(bench, line["arm"], json.loads(line["structure"]))
-            for line in arms[arms["shape"] != PLAIN].to_dict("records")
-        ]
+        lines = arms[arms["shape"] != PLAIN].to_dict("records")
+        drafting = [self._arm(bench, line["arm"], json.loads(line["structure"])) for line in lines]
         for each in drafting:
             if isinstance(each.arm.structure, TokenTree):
                 path = bench.folder / "trees" / f"{each.keys['arm'].replace(' ', '_')}.yaml"

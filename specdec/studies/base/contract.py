@@ -134,9 +134,8 @@ class Bench:
         self.parts.target.standardise(replace(self.parts.target.sampling, temperature=temperature))
 
     def at_temperature(self, temperature: float, capacity: int) -> Drafter:
-        """Set the target to a temperature, and return the run's drafter made again for it.
-
-        capacity: tokens of the longest text with its draft.
+        """Set the target to a temperature, and return the run's drafter made again for it; the longest text has
+        `capacity` tokens with its draft.
         """
         self.standardise(temperature)
         drafter = drafters.construct(self.plan.chosen.config, target=self.parts.target)
@@ -165,9 +164,8 @@ class Bench:
         self, shapes: Sequence[Shape], contexts: Sequence[int], arms: Iterable[tuple[Mapping[str, Any], int]]
     ) -> dict[str, pd.DataFrame]:
         """Return times in the seconds of the cost model: `block_times` as `time_calls` has them, with `repeat`, one
-        call of each shape; and `host_times` as `live_runs.host_times` has them, at the middle one of `contexts`.
-
-        arms: keys, and nodes of a draft, which is looked up.
+        call of each shape; and `host_times` as `live_runs.host_times` has them, at the middle one of `contexts`, of
+        `arms`: keys, and nodes of a draft, which is looked up.
         """
         target = self.parts.target
         assert isinstance(target, Replay)
@@ -185,9 +183,7 @@ class Bench:
 
 
 class Study(ABC):
-    """One kind of study, made by `typed`: its fields are the keys below `study`. Greedy only, because it replays
-    texts.
-    """
+    """One kind of study, made by `typed`: its fields are the keys below `study`. Greedy only: it replays texts."""
 
     @abstractmethod
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:

@@ -190,9 +190,7 @@ def prepare_target(bench: Bench, structures: Iterable[Structure], streams: Seque
 def outcome(target: Target, key: tuple[str, int], prompt: Sequence[int], expected: Sequence[int],
             written: Sequence[int]) -> str:  # fmt: skip
     """Return "same" of a text that is the expected one, "near-tie" where rounding explains the first difference, else
-    "differs".
-
-    key: names the text, see `explain`.
+    "differs"; `key` names the text, see `explain`.
     """
     parted = explain(target, key, prompt, expected, written)
     return "same" if parted is None else "near-tie" if parted.explained else "differs"
@@ -202,8 +200,6 @@ def host_seconds(output: Generation, clock: Clock) -> tuple[list[int], list[floa
     """Return by round the draft's nodes, the seconds of drafting, and those of everything after the target's call."""
     clock.synchronize()
     marks = [each.marks for each in output.rounds]
-    return (
-        [len(each.draft_tokens) for each in output.rounds],
-        [clock.seconds(each.start, each.drafted) for each in marks],
-        [clock.seconds(each.verified, each.committed) for each in marks],
-    )
+    drafts = [clock.seconds(each.start, each.drafted) for each in marks]
+    rest = [clock.seconds(each.verified, each.committed) for each in marks]
+    return [len(each.draft_tokens) for each in output.rounds], drafts, rest

@@ -85,18 +85,15 @@ def replay(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Replay every stream by every strategy, shared out over `measurement.workers` processes; the same tables for any
     number of them. Drafters are built once, here, beside the target: one that needs its model makes its tables now, and
-    the processes get what it made.
+    the processes get what it made. UsageError: a drafter that looks no tokens up, or a structure that it cannot fill.
 
-    Returns:
-        A table with a line for each strategy and stream: the strategy's keys, stream (its id), prompt (the unit of the
-        bootstrap: turns of a conversation share one), category, context (mean number of cached tokens over the text's
-        positions), tokens, rounds, offered (depth, summed), nodes (summed), accepted, rejections, proposals (rounds
-        that had one), and paths (rows offered, summed). And histograms, a line for keys, stream, histogram, strategy
-        and value that occurred, with its `count` of rounds: "accepted" and "rank", accepted tokens and rank of the
-        accepted node's source in the rounds that the strategy won ("" where nothing was accepted); "allotment", rows
-        that the strategy had in a round.
-    Raises:
-        UsageError: a drafter that does not look tokens up, or a structure that it cannot fill.
+    Returns a table with a line for each strategy and stream: the strategy's keys, stream (its id), prompt (the unit of
+    the bootstrap: turns of a conversation share one), category, context (mean number of cached tokens over the text's
+    positions), tokens, rounds, offered (depth, summed), nodes (summed), accepted, rejections, proposals (rounds that
+    had one), and paths (rows offered, summed). And histograms, a line for keys, stream, histogram, strategy and value
+    that occurred, with its `count` of rounds: "accepted" and "rank", accepted tokens and rank of the accepted node's
+    source in the rounds that the strategy won ("" where nothing was accepted); "allotment", rows that the strategy had
+    in a round.
     """
     work, limit = list(product(range(len(strategies)), range(len(streams)))), bench.parts.limit
     workers = bench.plan.measurement.workers or len(affinity())

@@ -30,9 +30,8 @@ _ANSWERS = 4  # of a study's sections, the first ones; its report has all
 
 
 def run_study(plan: Plan, folder: Path, earlier: EarlierRuns | None = None) -> Findings | KeptRun:
-    """Run and log a study, and return what was found. SpecdecError: see `specdec.errors`.
-
-    folder, earlier: as `run_experiment` has them; a study that was killed begins again.
+    """Run and log a study, with `folder` and `earlier` as `run_experiment` has them, and return what was found; one
+    that was killed begins again. SpecdecError: see `specdec.errors`.
     """
     assert plan.study is not None
     study = studies.build(plan.study)
@@ -69,10 +68,8 @@ def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Stu
         bench = Bench(parts, parts.target.clock() or clock_for(parts.target.device), folder, tracked.heartbeat)
         tables = study.run(bench)
         skipped = {**parts.prompts.skipped, **({_LATE: Counter(bench.late)} if bench.late else {})}
-        left_out = [
-            (reason, category, count) for reason, counts in skipped.items() for category, count in counts.items()
-        ]
-        tables = {"skipped": pd.DataFrame(left_out, columns=["reason", "category", "count"]), **tables}
+        lines = [(reason, category, count) for reason, counts in skipped.items() for category, count in counts.items()]
+        tables = {"skipped": pd.DataFrame(lines, columns=["reason", "category", "count"]), **tables}
         results.compact()
         for table_name, table in tables.items():
             table.to_parquet(folder / f"{table_name}.parquet", index=False)
