@@ -75,9 +75,8 @@ def advise(plan: Plan, folder: Path) -> Advice:
         check("replay", plan.case(decoded=decoded, simulated=target.clock() is not None, **facts))
     recorded = prompts = None
     if text is not None:
-        recorded = read_streams(
-            text, target.vocab_size, key="advice.text", repeats=True, context_length=target.context_length
-        ).streams
+        length = target.context_length
+        recorded = read_streams(text, target.vocab_size, key="advice.text", repeats=True, context_length=length).streams
         found = {stream.prompt for stream in recorded}
         if found != {prompt.tokens for prompt in parts.prompts.prompts}:
             prompts = key_of({"recorded": sorted(found)})  # not the configured ones: no run would find their advice

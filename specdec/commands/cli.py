@@ -68,7 +68,6 @@ def typed_config(config_type: type[C], values: Mapping[str, Any]) -> C:
 
 def refuse_targets(values: Any, where: str = "") -> None:
     """Raise UsageError for a key by which a configuration would name code: nothing that it names is imported or run.
-
     Hydra's own group, with launchers, sweepers and callbacks, is not among `values`.
     """
     items = values.items() if isinstance(values, Mapping) else enumerate(values) if isinstance(values, list) else ()
@@ -250,9 +249,8 @@ def help_page(config_name: str, overrides: Sequence[str]) -> str:
             if inside != "." and inside.partition("/")[0] != _INTERNAL:
                 names.setdefault(inside, []).append(path.stem)
     groups = "\n".join(f"{name}: {', '.join(stems)}" for name, stems in sorted(names.items()))
-    return Template(composed.hydra.help.template).safe_substitute(
-        APP_CONFIG_GROUPS=groups + "\n", CONFIG="\n\n".join(keys)
-    )
+    page = Template(composed.hydra.help.template)
+    return page.safe_substitute(APP_CONFIG_GROUPS=groups + "\n", CONFIG="\n\n".join(keys))
 
 
 def _file_text(folders: Sequence[Path], name: str, indent: str) -> str:

@@ -28,7 +28,6 @@ MEMORY_REMEDY = (
 
 def ending(error: BaseException) -> tuple[str, int] | None:
     """Return sentence and exit code for what ended a command; None for a bug, which deserves a traceback.
-
     The sentence may quote files of others, so control characters, which a terminal obeys, are left out of it.
     """
     from hydra.errors import HydraException

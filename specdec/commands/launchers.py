@@ -28,6 +28,7 @@ from specdec.tracking.store import process_runs, this_process
 logger = logging.getLogger(__name__)
 
 OUTCOME = "cell.json"
+PROCESS = "process.json"
 GPUS = "SPECDEC_GPUS"  # environment variable: the GPUs that cells on one machine share out, one each: 0:1:2
 _PLUGINS = "hydra_plugins.hydra_{}_launcher.{}"
 JOBLIB = _PLUGINS.format("joblib", "joblib_launcher.JoblibLauncher")
@@ -35,6 +36,9 @@ RAY = _PLUGINS.format("ray", "ray_launcher.RayLauncher")
 SUBMITIT = tuple(_PLUGINS.format("submitit", f"submitit_launcher.{kind}Launcher") for kind in ("Local", "Slurm"))
 STOP_SECONDS = 60.0  # for the cells of an interrupted sweep to write their partial results
 ALL_AT_ONCE = 256  # cells that wait for a cluster at one time, where the launcher has no setting for it
+Launch = Callable[[Any, Sequence[Sequence[str]], int], Sequence[Any]]
+_originals: dict[str, Any] = {}  # each plugin's own `launch`
+_claimed: list[Any] = []  # the lock of this process's GPU, kept as long as the process lives
 
 
 def prepare_launcher(target: str, folder: Path) -> None:
@@ -49,10 +53,6 @@ def prepare_launcher(target: str, folder: Path) -> None:
         launch = _originals.setdefault(target, vars(launcher).get("launch") or launcher.launch)
         launcher.launch = wrap(launch, folder)
         logging.getLogger("hydra_plugins").setLevel(logging.WARNING)  # they count each launch from 0
-
-
-_originals: dict[str, Any] = {}  # each plugin's own `launch`
-Launch = Callable[[Any, Sequence[Sequence[str]], int], Sequence[Any]]
 
 
 def _again(original: Any, folder: Path) -> Launch:
@@ -133,9 +133,6 @@ def _apart(original: Any, folder: Path) -> Launch:
     return launch
 
 
-PROCESS = "process.json"
-
-
 def write_process(folder: Path) -> None:
     """Write down which process runs the cell of a folder."""
     write_json(folder / PROCESS, {"specdec.host": socket.gethostname(), "specdec.process": this_process()})
@@ -160,13 +157,9 @@ def stop_cells(folder: Path) -> None:
         time.sleep(0.1)
 
 
-_claimed: list[Any] = []  # the lock of this process's GPU, kept as long as the process lives
-
-
 def claim_gpu() -> None:
-    """Take one of the GPUs of `SPECDEC_GPUS` for this process alone; wait for one while all are taken.
-
-    A worker that runs several cells keeps its GPU: CUDA reads `CUDA_VISIBLE_DEVICES` once.
+    """Take one of the GPUs of `SPECDEC_GPUS` for this process alone; wait for one while all are taken. A worker that
+    runs several cells keeps its GPU: CUDA reads `CUDA_VISIBLE_DEVICES` once.
     """
     names = [name for name in re.split(r"[,:\s]+", os.environ.get(GPUS, "")) if name]
     if not names or _claimed:

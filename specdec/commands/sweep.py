@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,6 @@ class SweepRecord:
     code: str
     status: str
 
-    def write(self, folder: Path) -> None:
-        write_json(folder / RECORD, asdict(self))
-
     @classmethod
     def read(cls, folder: Path) -> "SweepRecord | None":
         try:
@@ -100,9 +97,7 @@ class Sweep:
 
 
 class SweepParent(Callback):
-    """The Hydra callback that `conf/config.yaml` and `conf/train.yaml` register. It holds no state, because launchers
-    pickle it.
-    """
+    """A Hydra callback of `conf/config.yaml` and `conf/train.yaml`; it holds no state, because launchers pickle it."""
 
     def on_multirun_start(self, config: DictConfig, config_name: str | None = None, **_: Any) -> None:
         """Make the store ready and open the parent run; a fault ends the command before any cell starts."""
@@ -162,7 +157,7 @@ def open_sweep(config: DictConfig, here: Path) -> tuple[Path, SweepRecord, FileL
             folder = resumed / f"again-{next(numbers)}"
         os.environ[RESUMED_SWEEP] = str(resumed)
     lock = held(folder, f"Another process is writing to the sweep in {folder}: wait until it ends.")
-    now.write(folder)
+    write_json(folder / RECORD, asdict(now))
     parsed: list[Any] = OverridesParser.create().parse_overrides(overrides)
     os.environ[SWEPT_KEYS] = ",".join(each.key_or_group for each in parsed if each.is_sweep_override())
     # Workers of a cluster have another environment.
@@ -331,7 +326,7 @@ def conclude(error: BaseException | None) -> int:
         finally:
             sweep.run.end("FINISHED" if finished else "KILLED" if interrupted else "FAILED")
     finally:
-        replace(sweep.record, status="finished" if finished else "unfinished").write(folder)
+        write_json(folder / RECORD, {**asdict(sweep.record), "status": "finished" if finished else "unfinished"})
         sweep.lock.release()
     if failed and error is None:
         print(f"specdec: {failed} of {len(outcomes)} cells failed; the table says why.", file=sys.stderr)

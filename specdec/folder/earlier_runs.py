@@ -14,16 +14,11 @@ AUTO, NEVER = "auto", "never"
 
 @dataclass(frozen=True)
 class EarlierRuns:
-    """Runs that the present one may go on with, beside the one in its own folder.
+    """Runs that the present one may go on with, beside the one in its own folder."""
 
-    Attributes:
-        below: the folder that they stand in or below.
-        sweep: they are cells of the sweep that is resumed: a finished one is kept, and one of the same configuration
-            with other code or data is refused. Else the newest unfinished one of the same identity goes on, and all
-            others are left alone.
-    """
-
-    below: Path
+    below: Path  # the folder that they stand in or below
+    # They are cells of the sweep that is resumed: a finished one is kept, and one of the same configuration with other
+    # code or data is refused. Else the newest unfinished one of the same identity goes on, all others are left alone.
     sweep: bool = False
 
 

@@ -17,21 +17,13 @@ MISSING = "(none)"
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """The record that a run makes of itself before it begins.
+    """The record that a run makes of itself before it begins."""
 
-    Attributes:
-        params: the resolved configuration, flat; a dtype is the one that is used.
-        environment: versions, hardware, weights, prompts (`environment.json`); `identity` holds the parts of `cell`.
-        cell: hash that two runs share if they are the same measurement: of `config`, `content` and `code`.
-        tags: of the MLflow run.
-        config: the resolved configuration, as `config.yaml` has it.
-    """
-
-    params: dict[str, Any]
-    environment: dict[str, Any]
-    cell: str
-    tags: dict[str, str]
-    config: dict[str, Any]
+    params: dict[str, Any]  # the resolved configuration, flat; a dtype is the one that is used
+    environment: dict[str, Any]  # versions, hardware, weights, prompts (`environment.json`), parts of `cell`
+    cell: str  # hash that two runs share if they are the same measurement: of `config`, `content` and `code`
+    tags: dict[str, str]  # of the MLflow run
+    config: dict[str, Any]  # the resolved configuration, as `config.yaml` has it
 
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:

@@ -32,24 +32,15 @@ _UNFINISHED = 1 << 62  # place of a prompt that not every method has decoded: be
 
 @dataclass(frozen=True)
 class DonePrompt:
-    """A prompt that every method has decoded, with all that the analysis needs of it beside rounds and generations.
+    """A prompt that every method has decoded, with all that the analysis needs of it beside rounds and generations."""
 
-    Attributes:
-        prompt, repeat: key of the prompt; a later turn is a prompt of its own.
-        place: of the prompt in the order of the run, which the tables keep whoever decoded it, and when.
-        baseline: tokens of the baseline's output, which later turns continue and drafters remember.
-        collected: the prompt's share of what a session collects: the values of a `Collected`.
-        clock: reading of a simulated clock at the end of the prompt; None where time is measured.
-        rounds, generations: lines of the two tables; `ResultsFolder.append` counts them.
-    """
-
-    prompt: str
+    prompt: str  # with `repeat` its key; a later turn is a prompt of its own
     repeat: int
-    place: int
-    baseline: tuple[int, ...]
-    collected: Mapping[str, Any]
-    clock: float | None = None
-    rounds: int = 0
+    place: int  # in the order of the run, which the tables keep whoever decoded the prompt, and when
+    baseline: tuple[int, ...]  # tokens of the baseline's output, which later turns continue and drafters remember
+    collected: Mapping[str, Any]  # the prompt's share of what a session collects: the values of a `Collected`
+    clock: float | None = None  # reading of a simulated clock at the end of the prompt; None where time is measured
+    rounds: int = 0  # lines in the table of rounds, and in that of generations; `ResultsFolder.append` counts them
     generations: int = 0
 
     @property

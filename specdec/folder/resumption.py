@@ -28,29 +28,20 @@ _OTHER_FOLDER = "choose another hydra.run.dir"
 
 @dataclass(frozen=True)
 class Beginning:
-    """The folder of a run that begins or goes on.
-
-    Attributes:
-        sittings: what is recorded of each sitting, this one included (`environment.json`).
-        sentence: what a person has to know of what was kept; empty for a new run.
-    """
+    """The folder of a run that begins or goes on."""
 
     results: ResultsFolder
     kept: Kept
-    sittings: tuple[dict[str, Any], ...]
-    sentence: str = ""
+    sittings: tuple[dict[str, Any], ...]  # the record of each one, this one included (`environment.json`)
+    sentence: str = ""  # for a person, on what was kept; empty for a new run
 
 
 @contextmanager
 def standing(
     results: ResultsFolder, prompts: int, kept: int, budget: TimeBudget | None = None
 ) -> Iterator[Callable[[], None]]:
-    """Keep `status.json` while a run decodes; what is yielded counts one more prompt. At the end it says how the run
-    ended.
-
-    Args:
-        prompts: of the whole run; `kept` of them were done before.
-        budget: of a run that may leave prompts out, and is finished without them.
+    """Keep `status.json` while a run decodes its prompts, of which `kept` were done before; what is yielded counts one
+    more. At the end it says how the run ended; one with a budget may leave prompts out, and is finished without them.
     """
     done, written = kept, time.monotonic()
     results.write_status("running", "", done, prompts)
@@ -86,14 +77,10 @@ def write_sittings(results: ResultsFolder, identity: RunIdentity, beginning: Beg
 def begun(
     resume: str, folder: Path, identity: RunIdentity, earlier: EarlierRuns | None = None, *, by_prompt: bool = True
 ) -> Iterator[Beginning | KeptRun]:
-    """Give the folder to write to, locked, with the run's identity written down; or a finished run that is kept.
-
-    Args:
-        resume: `auto`, `never`, or the folder of the run that goes on.
-        folder: the run's own folder.
-        by_prompt: the run keeps finished prompts; one that does not begins again in its folder.
-    Raises:
-        UsageError: the folder holds a finished run, or one that differs; another process writes to it.
+    """Give the folder to write to, locked, with the run's identity written down, or a finished run that is kept. The
+    run's own is `folder`; `resume` is `auto`, `never`, or the folder of the run that goes on. A run that does not keep
+    finished prompts (`by_prompt`) begins again in its folder. Raises UsageError: the folder holds a finished run, or
+    one that differs; another process writes to it.
     """
     in_sweep = earlier is not None and earlier.sweep
     if resume not in (AUTO, NEVER) and not in_sweep:

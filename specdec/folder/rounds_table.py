@@ -53,22 +53,14 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, eq=False)
 class WalkedRounds(Sequence[Round]):
-    """The rounds of one generation, kept in columns.
-
-    Attributes:
-        prompt: its tokens.
-        finish: "end_token" or "limit", whichever ends the text.
-        price: what drafts and calls cost.
-        chain: the structure offers one candidate for each position.
-        began: reading of the clock after the prefill.
-    """
+    """The rounds of one generation, kept in columns."""
 
     taken: RoundColumns
-    prompt: int
-    finish: str
-    price: Price
-    chain: bool
-    began: float
+    prompt: int  # its tokens
+    finish: str  # "end_token" or "limit", whichever ends the text
+    price: Price  # of drafts and calls
+    chain: bool  # the structure offers one candidate for each position
+    began: float  # reading of the clock after the prefill
 
     def __len__(self) -> int:
         return len(self.taken)
@@ -140,6 +132,7 @@ def round_table(key: GenerationKey, generation: Generation, clock: Clock) -> pa.
         sources = [item.source[(0, *item.acceptance.path)[-1]] if item.source else Source("", 0) for item in rounds]
         lists = pa.list_(pa.float64())
         waited = [clock.watch.waited(*item.marks.watched) for item in rounds]
+        restored = [(item.marks.accepted, item.marks.restored, item.batch) for item in rounds]
         columns = {
             "context": [item.context for item in rounds],
             "offered_nodes": [len(item.draft_tokens) for item in rounds],
@@ -161,12 +154,7 @@ def round_table(key: GenerationKey, generation: Generation, clock: Clock) -> pa.
             "commit_s": [clock.seconds(each.marks.accepted, each.marks.committed) / each.batch for each in rounds],
             "round_s": [clock.seconds(each.marks.start, each.marks.committed) / each.batch for each in rounds],
             "waited_s": [lost / each.batch for lost, each in zip(waited, rounds, strict=True)],
-            "restore_s": [
-                None
-                if each.marks.restored is None
-                else clock.seconds(each.marks.accepted, each.marks.restored) / each.batch
-                for each in rounds
-            ],
+            "restore_s": [None if end is None else clock.seconds(start, end) / batch for start, end, batch in restored],
             "batch": [each.batch for each in rounds],
             "disturbed": disturbed_rounds(rounds, clock),
         }
@@ -178,10 +166,8 @@ def round_table(key: GenerationKey, generation: Generation, clock: Clock) -> pa.
 
 def disturbed_rounds(rounds: Sequence[Round], clock: Clock) -> list[bool]:
     """Return for each round whether other work on the machine disturbed it; the device must be synchronised."""
-    return [
-        disturbed(clock.watch.waited(*each.watched), clock.seconds(each.start, each.committed))
-        for each in (item.marks for item in rounds)
-    ]
+    marks = [item.marks for item in rounds]
+    return [disturbed(clock.watch.waited(*each.watched), clock.seconds(each.start, each.committed)) for each in marks]
 
 
 def generation_line(

@@ -18,32 +18,22 @@ from specdec.text.writing import is_locked, read_json
 
 @dataclass
 class Collected:
-    """Lines for the analysis, in the order of the prompts.
+    """Lines for the analysis, in the order of the prompts: those of the files of these names."""
 
-    Attributes:
-        compared: methods whose output was compared with the baseline's, once for each output.
-        divergences: lines of `divergences.json`: outputs that differ from the baseline's.
-        traces, quality, alpha: lines of `traces.json`, `quality.parquet`, `alpha.parquet`.
-        replays: lines of `replay.parquet`: the rounds of every arm along its own texts (kind "own", for the account)
-            and along the baseline's (kind "baseline", for the curves, which need no speculation).
-        experts: the experts that verification calls of a mixture chose (`experts.parquet`).
-        sampled: texts of a temperature (`sampled.parquet`).
-        peers: generations of other engines (`peers.json`).
-        cache_bytes: size of the target's largest key-value cache.
-        peak_mb: largest memory of a process.
-    """
-
+    # Methods whose output was compared with the baseline's, once for each output.
     compared: list[str] = field(default_factory=list)
-    divergences: list[dict[str, Any]] = field(default_factory=list)
+    divergences: list[dict[str, Any]] = field(default_factory=list)  # outputs that differ from the baseline's
     traces: list[dict[str, Any]] = field(default_factory=list)
     quality: list[dict[str, Any]] = field(default_factory=list)
+    # The rounds of every arm along its own texts (kind "own", for the account) and along the baseline's (kind
+    # "baseline", for the curves, which need no speculation): `replay.parquet`.
     replays: list[dict[str, Any]] = field(default_factory=list)
     alpha: list[dict[str, Any]] = field(default_factory=list)
-    experts: list[dict[str, Any]] = field(default_factory=list)
-    sampled: list[dict[str, Any]] = field(default_factory=list)
-    peers: list[dict[str, Any]] = field(default_factory=list)
-    cache_bytes: int = 0
-    peak_mb: float = 0.0
+    experts: list[dict[str, Any]] = field(default_factory=list)  # those that verification calls of a mixture chose
+    sampled: list[dict[str, Any]] = field(default_factory=list)  # texts of a temperature
+    peers: list[dict[str, Any]] = field(default_factory=list)  # generations of other engines
+    cache_bytes: int = 0  # size of the target's largest key-value cache
+    peak_mb: float = 0.0  # largest memory of a process
 
     def add(self, share: Mapping[str, Any]) -> None:
         """Append what another prompt left, by name; to be called in the order of the prompts, whoever decoded them."""
@@ -65,11 +55,8 @@ class Collected:
         }
 
     def write(self, results: ResultsFolder, methods: Sequence[str], left_out: Sequence[str] = ()) -> None:
-        """Write what the analysis reads.
-
-        Args:
-            methods: the session's drafters, that of `+drafter=` first.
-            left_out: ids of the prompts that there was no time for.
+        """Write what the analysis reads, by `methods`: the session's drafters, that of `+drafter=` first;
+        `left_out` are the ids of prompts that there was no time for.
         """
         chosen, *others = methods
         facts = SessionFacts(

@@ -8,14 +8,9 @@ from specdec.plugins import extend_search_path
 
 
 def composed_parts(drafter: str, *overrides: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the plain values of `drafter`, `structure` and `verifier` that `specdec.run +drafter=NAME` has.
-
-    A drafter's YAML may choose the other two. Inside a command the search path is the command's own. It always
-    has the folders of installed plugins.
-
-    Args:
-        overrides: as on the command line.
-        changes: other values of the three, nested as theirs are.
+    """Return the plain values of `drafter`, `structure` and `verifier` that `specdec.run +drafter=NAME` has with some
+    overrides, and with `changes` of the three, nested as theirs are. A drafter's YAML may choose the other two. Inside
+    a command the search path is the command's own. It always has the folders of installed plugins.
     """
     from omegaconf import OmegaConf
 

@@ -39,22 +39,15 @@ _EXAMPLE = "smollm2"  # its `target.model`
 
 @dataclass(frozen=True)
 class PlannedDrafter:
-    """A validated drafter with its structure and acceptance rule; no model is loaded yet.
+    """A validated drafter with its structure and acceptance rule; no model is loaded yet."""
 
-    Attributes:
-        method: its name in every table.
-        values: plain values of `drafter`, `structure` and `verifier`, as a command line with this drafter alone has
-            them.
-        config: the typed configuration of the drafter.
-        rule: the acceptance rule as configured; `verifier` is its form for the run's temperature.
-    """
-
-    method: str
+    method: str  # its name in every table
+    # plain values of `drafter`, `structure` and `verifier`, as a command line with this drafter alone has them
     values: DrafterSettings
-    config: Any
+    config: Any  # the typed configuration of the drafter
     structure: Structure
-    rule: Verifier
-    verifier: Verifier
+    rule: Verifier  # as configured
+    verifier: Verifier  # the rule's form for the run's temperature
 
     @property
     def drafter_class(self) -> type[Drafter]:
@@ -63,33 +56,23 @@ class PlannedDrafter:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a command does, as far as its configuration, the headers of models and the prompt files tell.
+    """Everything that a command does, as far as its configuration, the headers of models and the prompt files tell."""
 
-    Attributes:
-        command: the command whose rules apply.
-        config: the resolved configuration as plain values: what `config.yaml` holds.
-        target: the typed configuration of the target; `target_values` are its plain ones.
-        drafters: that of `+drafter=` first, then those of `measurement.drafters`.
-        prompts: the entries of the prompt set, read and not yet in tokens.
-        budget_seconds: the time until the last prompt is decoded; None without a bound.
-        study: values of `study`, or None for a run without one.
-        advice, certificate: the sections that only these commands have.
-    """
-
-    command: Command
-    config: Mapping[str, Any]
-    target: Any
+    command: Command  # whose rules apply
+    config: Mapping[str, Any]  # the resolved configuration as plain values: what `config.yaml` holds
+    target: Any  # the typed configuration of the target; `target_values` are its plain ones
     target_values: Mapping[str, Any]
-    drafters: tuple[PlannedDrafter, ...]
-    prompts: PromptEntries
+    drafters: tuple[PlannedDrafter, ...]  # that of `+drafter=` first, then those of `measurement.drafters`
+    prompts: PromptEntries  # read and not yet in tokens
     sampling: SamplingConfig
     measurement: MeasurementConfig
-    budget_seconds: float | None
-    study: Mapping[str, Any] | None
+    budget_seconds: float | None  # until the last prompt is decoded; None without a bound
+    study: Mapping[str, Any] | None  # values of `study`, or None for a run without one
     tracking: TrackingConfig
     seed: int
     resume: str
     advice_dir: str
+    # the sections that only these commands have
     advice: AdviceConfig | None = None
     certificate: CertificateConfig | None = None
 

@@ -25,21 +25,13 @@ class Case(SimpleNamespace):
 
 @dataclass(frozen=True)
 class Rule:
-    """A combination that is refused.
+    """A combination that is refused."""
 
-    Attributes:
-        known: when it can be decided.
-        broken: the condition.
-        key: key and value at fault. Like the sentence it is a format string, which reads the case `c`.
-        sentence: the reason, and what to do instead.
-        of: names of the commands that refuse it.
-    """
-
-    known: Known
-    broken: Callable[[Any], bool]
-    key: str
-    sentence: str
-    of: str = f"run {_OTHERS}"
+    known: Known  # when it can be decided
+    broken: Callable[[Any], bool]  # the condition
+    key: str  # key and value at fault; like the sentence it is a format string, which reads the case `c`
+    sentence: str  # the reason, and what to do instead
+    of: str = f"run {_OTHERS}"  # names of the commands that refuse it
 
 
 def check(known: Known, case: Case) -> None:
@@ -209,9 +201,7 @@ _UNFILLED = "structure={c.structure[name]}"
 
 
 def _no_claim(claims: Callable[[Any], bool], key: str, instead: str) -> Rule:
-    """Return a rule on a part that does not claim to leave the target's law as it is; that it does so at some
-    temperature is no claim.
-    """
+    """Return a rule on a part that does not claim to leave the target's law as it is, whatever the temperature."""
     return Rule(
         "drafter", lambda c: c.m.lossless and not claims(c), key,
         "it does not claim to be lossless as configured, and measurement.lossless=true asks for that; use "

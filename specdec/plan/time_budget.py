@@ -14,16 +14,11 @@ LEAST = 5  # prompts that are decoded in any case: intervals of fewer say nothin
 
 
 class TimeBudget:
-    """The time of one run, from the moment when this is made.
-
-    Attributes:
-        seconds: time until the last prompt is decoded; None without a bound.
-        left_out: ids of the prompts that there was no time for, in their order; once for each repeat.
-    """
+    """The time of one run, from the moment when this is made."""
 
     def __init__(self, seconds: float | None, now: Callable[[], float] = time.monotonic) -> None:
-        self.seconds = seconds
-        self.left_out: list[str] = []
+        self.seconds = seconds  # until the last prompt is decoded; None without a bound
+        self.left_out: list[str] = []  # prompts that there was no time for, in their order; once for each repeat
         self._now, self._begun, self._last_lap = now, now(), now()
         self._begun_prompts = 0
         self._took: list[float] = []  # seconds of each prompt that was decoded now
@@ -72,12 +67,9 @@ class TimeBudget:
 
     @contextmanager
     def decoding(self, turns: Sequence[str], kept: bool) -> Iterator[bool]:
-        """Tell if a prompt is to be decoded, and take its time. Once there was no time for one there is none for any
-        later one.
-
-        Args:
-            turns: ids of the prompt and of its later turns.
-            kept: an earlier sitting of the run has decoded it, or a part of it: it is never left out.
+        """Tell if a prompt, by the ids of all its turns, is to be decoded, and take its time. Once there was no time
+        for one there is none for any later one. One that an earlier sitting of the run has decoded, or a part of it, is
+        `kept` and never left out.
         """
         spent = self.seconds is not None and self._begun_prompts >= LEAST and self.gone + self._usual > self.seconds
         if not kept and (self.left_out or spent):

@@ -78,20 +78,14 @@ class Walk:
 
 @dataclass(frozen=True, eq=False)
 class TextReplay:
-    """A drafter that fills one structure, beside a text that is written already.
-
-    Attributes:
-        text: what answers the request.
-        request: its generator of drafts is in the state that decoding started with.
-        states: of the target, shared between replays of one text.
-    """
+    """A drafter that fills one structure, beside a text that is written already."""
 
     drafter: Drafter
     target: Target
     structure: Structure
-    text: Sequence[int]
-    request: Request
-    states: TextStates | None = None
+    text: Sequence[int]  # the answer to the request
+    request: Request  # its generator of drafts is in the state that decoding started with
+    states: TextStates | None = None  # of the target, shared between replays of one text
 
     @torch.inference_mode()
     def agreement(self, rule: Verifier | None = None) -> Agreement:
@@ -99,14 +93,11 @@ class TextReplay:
         scores it once.
 
         So `beta` of a drafter whose tokens depend on where the round began, such as heads, is that of the first token
-        of a draft.
+        of a draft. It has the chances of a rule, the same at any depth; without one, those of speculative sampling.
+        Under greedy all such rules are exact match.
 
-        Args:
-            rule: the rule whose chances `beta` has, the same at any depth; None for speculative sampling. Under greedy
-                all such rules are exact match.
-        Raises:
-            ValueError: a structure that branches, sampled: the chance depends on which siblings were drawn; or a
-                drafter whose replay is "calling": the target would have to be called at every position.
+        Raises ValueError: a structure that branches, sampled: the chance depends on which siblings were drawn; or a
+        drafter whose replay is "calling": the target would have to be called at every position.
         """
         drafter, text, prompt = self.drafter, self.text, self.request.prompt
         if self.structure.branches > 1 and not self.target.sampling.greedy:
@@ -196,9 +187,7 @@ class TextReplay:
     @torch.inference_mode()
     def rounds(self, clock: Clock) -> Walk:
         """Return the rounds that greedy decoding of the text takes, drafting again from each round's start: exact for
-        any structure.
-
-        Where the replay is "calling", the target is called in each of these rounds, as in decoding.
+        any structure. Where the replay is "calling", the target is called in each of these rounds, as in decoding.
         """
         led = Led(self.drafter, self.target, self.states, clock)
         steps = led.steps(self.request, self.text, [self.structure])
@@ -258,9 +247,8 @@ def lengths_ahead(
     request = Request(stream.prompt, len(stream.generated) + deepest.gamma + 1)
     if isinstance(drafter, Lookup):
         possible = drafter.possible_rounds(stream.prompt, stream.generated, request.max_new_tokens, chains)
-        accepted = {
-            chain.gamma: rounds.accepted for chain, rounds in zip(chains, possible, strict=True) if rounds is not None
-        }
+        pairs = zip(chains, possible, strict=True)
+        accepted = {chain.gamma: rounds.accepted for chain, rounds in pairs if rounds is not None}
         if len(accepted) == len(chains):
             return {gamma: tuple((lengths + 1).tolist()) for gamma, lengths in accepted.items()}
     if drafter.capabilities.replay not in ("position", "start"):

@@ -69,11 +69,8 @@ def rank_counts(
     """Count over the rounds that greedy decoding of `streams` takes with the full tree of `ranks` children a node and
     `depth` levels, of which only the path that agrees with the text is drafted.
 
-    Rounds and not positions: a draft begins right after a rejection, where the next token is hard.
-
-    Args:
-        target: None for a drafter that reads nothing of it.
-        levels: counted apart; the last one with all that are deeper.
+    Rounds and not positions: a draft begins right after a rejection, where the next token is hard. So many `levels` are
+    counted apart, the last one with all that are deeper. The target is None for a drafter that reads nothing of it.
     """
     tested, hits = [0] * levels, [[0] * ranks for _ in range(levels)]
     for stream in streams:

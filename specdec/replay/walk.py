@@ -70,31 +70,22 @@ class TextStates:
 
 Step = tuple[int, int, Proposal, Sequence[int]]
 """A draft along a text: the number of the structure that was asked for, the tokens of the text before the draft, the
-draft in plain numbers, and its nodes that are the text's, from the root down.
-"""
+draft in plain numbers, and its nodes that are the text's, from the root down."""
 
 
 class Led:
     """A drafter on its way along a text, which gets what it reads of the target after each round.
 
     States come from `TextStates`. Where the replay is "calling", the target is called on every draft as in decoding.
-
-    Attributes:
-        q: [N, V] of the last draft; None for point masses.
-        marks: where there is a clock, its readings before and after each draft, and before and after each commit.
+    It is None for a drafter that reads nothing of it. Walks along the same text share `states`. With a clock drafts are
+    timed, and made as in decoding; without one those of look-ups stay plain numbers.
     """
 
     def __init__(
         self, drafter: Drafter, target: Target | None, states: TextStates | None = None, clock: Clock | None = None
     ) -> None:
-        """
-        Args:
-            target: None for a drafter that reads nothing of it.
-            states: shared between walks along the same text.
-            clock: drafts are timed, and made as in decoding; without it those of look-ups stay plain numbers.
-        """
-        self.q: Tensor | None = None
-        self.marks: list[tuple[object, object]] = []
+        self.q: Tensor | None = None  # [N, V] of the last draft; None for point masses
+        self.marks: list[tuple[object, object]] = []  # by the clock before and after each draft, and each commit
         self._drafter, self._target, self._texts, self._clock = drafter, target, states, clock
         self._calls = drafter.capabilities.replay == "calling"
         self._draft = EMPTY
@@ -167,11 +158,9 @@ class Led:
         return Proposal(tuple(draft.tokens.tolist()), draft.tree, draft.source)
 
     def _commit(self, tokens: Sequence[int], path: Sequence[int] | None) -> None:
-        """Have target and drafter do their part of a round.
-
-        Args:
-            path: nodes of the last draft that are the text's; None for a round without a draft, which has one token.
-            tokens: those of the path and the one behind it; fewer at the end of the text.
+        """Have target and drafter do their part of a round. The path has the nodes of the last draft that are the
+        text's, None for a round without a draft, which has one token; `tokens` are those of the path and the one behind
+        it, fewer at the end of the text.
         """
         given, draft = None, EMPTY if path is None else self._draft
         if self._calls:
@@ -222,14 +211,11 @@ class RoundColumns:
 
 
 def walk(drafter: Lookup, structures: Sequence[Structure], request: Request, text: Sequence[int]) -> list[RoundColumns]:
-    """Return the rounds in which greedy decoding writes `text` with drafts of each structure.
+    """Return the rounds in which greedy decoding writes `text`, the recorded tokens up to the limit, with drafts of
+    each structure. The request's limit is more than these where an end token ends them before.
 
     They are those of `generate` on target=replay. A drafter that depends on earlier rounds (its replay is "copying") is
     led along the text once for each structure.
-
-    Args:
-        request: its limit is more than `text` where an end token ends that before.
-        text: tokens that are written: the recorded ones, up to the limit.
     """
     possible = drafter.possible_rounds(request.prompt, text, request.max_new_tokens, structures)
     known = {number: taken(rounds) for number, rounds in enumerate(possible) if rounds is not None}

@@ -29,12 +29,9 @@ def seeded_request(
     purposes: tuple[str, str],
     reference: Sequence[int] | None = None,
 ) -> Request:
-    """Return a text to decode, with generators that are new at each call.
-
-    Args:
-        text: its name, of which the generators are made, and the prompt.
-        limit: the most tokens of an output, where a recorded text is not shorter.
-        purposes: of the random numbers of drafts, and of those of acceptance decisions.
+    """Return a text, given by name and prompt, to be decoded to `limit` tokens at most, or to the end of a recorded
+    text. Its generators, new at each call, are made of its name and of the purposes of their numbers: for drafts, and
+    for acceptance decisions.
     """
     name, prompt = text
     draft, accept = purposes

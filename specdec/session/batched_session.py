@@ -62,9 +62,7 @@ class BatchedSession(Session):
             done(1)
 
     def calibrated(self, measure: Callable[[Target, Drafter], Calibration]) -> Calibration:
-        """Return the times of calls on full batches of one text, and of drafts for all of them, shared evenly by the
-        sequences.
-        """
+        """Return the times of calls on full batches of one text, and of their drafts, divided by the sequences."""
         found = measure(*as_one(*self._batched(self.parts.primary)))
 
         def shared(times: dict[int, list[float]]) -> dict[int, list[float]]:
@@ -82,10 +80,8 @@ class BatchedSession(Session):
         self._decoded = {(repeat, prompt.id): {} for prompt in prompts}
         references: list[tuple[int, ...] | None] = [None] * len(prompts)
         for arm in order:
-            requests = [
-                self._asked(arm, prompt, repeat, reference)
-                for prompt, reference in zip(prompts, references, strict=True)
-            ]
+            texts = zip(prompts, references, strict=True)
+            requests = [self._asked(arm, prompt, repeat, reference) for prompt, reference in texts]
             try:
                 found = dict(enumerate(self._together(arm, requests).generations))
             except NumericsError as error:

@@ -55,13 +55,9 @@ _UNTOLD = re.compile(r"\((R|TM)\)| CPU| Processor| @.*")  # parts of a processor
 
 
 def run_experiment(plan: Plan, folder: Path, earlier: EarlierRuns | None = None) -> RunFindings | KeptRun:
-    """Measure what a plan says, log it, and return what was found.
-
-    Args:
-        folder: of the results, unless an earlier run of the same identity goes on in its own (`resumption`).
-        earlier: runs elsewhere that may go on, or be kept.
-    Raises:
-        SpecdecError: see `specdec.errors`; what was decoded before is on disk.
+    """Measure what a plan says, log it, and return what was found. Results go to `folder`, unless an earlier run of the
+    same identity goes on in its own (`resumption`); runs elsewhere that may go on, or be kept, are `earlier`. Raises
+    SpecdecError: see `specdec.errors`; what was decoded before is on disk.
     """
     budget = TimeBudget(plan.budget_seconds)
     if not verbose():

@@ -22,6 +22,7 @@ _OPERATIONAL = ("tracking", "resume", "advice_dir", "experiment_name")
 _OPERATIONAL_MEASUREMENT = ("workers", "trace", "record", "quiet", "server_slots")
 # Keys of `describe` that stand for content; a model is another one in another arithmetic.
 _CONTENT = ("sha256", "file_sha256", "commit", "digest", "corpus", "dtype")
+_USUAL_RULES = ("speculative_sampling", "greedy")  # of temperature above 0, and of 0: not told in a run's name
 
 
 def identify(parts: Parts) -> RunIdentity:
@@ -69,25 +70,17 @@ def identify(parts: Parts) -> RunIdentity:
     params = with_used_dtypes(flattened(plan.config), {"target": model, "drafter": drafter})
     chosen_by_auto = {
         "target.device": str(parts.target.device),
-        "target.attention": _setting_of_attention(model),
+        "target.attention": model.get("attention"),
         "target.compile": {None: False, "inductor": True}.get(model.get("compilation"), model.get("compilation")),
-        "drafter.attention": _setting_of_attention(drafter),
+        "drafter.attention": drafter.get("attention"),
     }
     for key, value in chosen_by_auto.items():
         if value is not None and params.get(key) == "auto":
-            params[key] = value
+            # An implementation of our own, such as sdpa_two_rows, is a form of transformers', whose name the key has.
+            params[key] = str(value).partition("_")[0] if key.endswith(".attention") else value
     params["measurement.null"] = plan.study is None and parts.null is not None
     params["measurement.budget_seconds"] = plan.budget_seconds
     return RunIdentity(params, environment, identity["cell"], tags, dict(plan.config))
-
-
-def _setting_of_attention(described: Mapping[str, Any]) -> str | None:
-    """Return the value of the key: an implementation of our own, such as sdpa_two_rows, is a form of transformers'."""
-    name = described.get("attention")
-    return None if name is None else str(name).partition("_")[0]
-
-
-_USUAL_RULES = ("speculative_sampling", "greedy")  # of temperature above 0, and of 0: not told in a run's name
 
 
 def run_name(parts: Parts, identity: RunIdentity) -> str:
@@ -107,9 +100,8 @@ def run_name(parts: Parts, identity: RunIdentity) -> str:
 
 
 def _identity(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a run's identity, flat, and `cell`, the hash of all but the machine.
-
-    A finished run counts wherever it was measured; one that goes on has to do so on the same kind of machine.
+    """Return the parts of a run's identity, flat, and `cell`, the hash of all but the machine. A finished run counts
+    wherever it was measured; one that goes on has to do so on the same kind of machine.
     """
     flat = flattened({key: value for key, value in config.items() if key not in _OPERATIONAL})
     dropped = ("target.compile_cache", *(f"measurement.{key}" for key in _OPERATIONAL_MEASUREMENT))
@@ -191,11 +183,8 @@ def arithmetic_notes(parts: Parts) -> tuple[str, ...]:
 
 def with_used_dtypes(params: Mapping[str, Any], described: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return flat parameters with the dtype that is used in place of every `dtype`, and behind it, as `dtype_asked`,
-    what the configuration says.
-
-    Args:
-        described: what is recorded of the models, by group: that of `drafter.of.dtype` is in `drafter`, below `of` or,
-            where the drafter names its models itself, anywhere.
+    what the configuration says. What is recorded of the models is `described` by group: that of `drafter.of.dtype` is
+    in `drafter`, below `of` or, where the drafter names its models itself, anywhere.
     """
     found: dict[str, Any] = {}
     for key, value in params.items():

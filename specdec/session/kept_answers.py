@@ -125,13 +125,11 @@ def record_passed(plan: Plan, certificate: Path) -> None:
 
 def _record(plan: Plan, planned: PlannedDrafter) -> Path:
     """Return where the record of a combination is kept: another one after any change of its values or of its code."""
-    key = key_of(
-        {
-            "drafter": planned.values.drafter,
-            "verifier": planned.values.verifier,
-            "structure": planned.structure.name,
-            "sources": {part: source_hash(cls) for part, cls in foreign_claims(planned).items()},
-            "specdec": code_hash(),
-        }
-    )
-    return kept_at(plan.advice_dir, f"certified-{key}")
+    keyed = {
+        "drafter": planned.values.drafter,
+        "verifier": planned.values.verifier,
+        "structure": planned.structure.name,
+        "sources": {part: source_hash(cls) for part, cls in foreign_claims(planned).items()},
+        "specdec": code_hash(),
+    }
+    return kept_at(plan.advice_dir, f"certified-{key_of(keyed)}")

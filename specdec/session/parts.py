@@ -66,30 +66,20 @@ class SampledPair:
 
 @dataclass(frozen=True)
 class Parts:
-    """A plan with its models and prompts opened, and found compatible.
-
-    Attributes:
-        limit: the most tokens of an output.
-        chosen: the drafter of `+drafter=`; `primary` is its own.
-        beside: the drafters of `measurement.drafters`.
-        sampled: a line at a temperature beside a greedy run.
-        original: plain decoding with the model that the target was before it was trained.
-        null: plain decoding by the target once more, where a control is measured, on every `control_every`-th prompt.
-        walks: the target's text is recorded and drafts are looked up: all arms decode in one walk.
-    """
+    """A plan with its models and prompts opened, and found compatible."""
 
     plan: Plan
     target: Target
-    limit: int
-    chosen: DrafterArms
+    limit: int  # the most tokens of an output
+    chosen: DrafterArms  # the drafter of `+drafter=`; `primary` is its own
     baseline: Arm
     prompts: PromptSet
-    beside: tuple[DrafterArms, ...] = ()
-    sampled: SampledPair | None = None
-    original: Arm | None = None
-    null: Arm | None = None
+    beside: tuple[DrafterArms, ...] = ()  # the drafters of `measurement.drafters`
+    sampled: SampledPair | None = None  # a line at a temperature beside a greedy run
+    original: Arm | None = None  # plain decoding with the model that the target was before it was trained
+    null: Arm | None = None  # plain decoding by the target once more, as a control on every `control_every`-th prompt
     control_every: int = 1
-    walks: bool = False
+    walks: bool = False  # the target's text is recorded and drafts are looked up: all arms decode in one walk
 
     @property
     def primary(self) -> Arm:
@@ -293,13 +283,9 @@ def _drafter_arms(plan: Plan, planned: PlannedDrafter, target: Target) -> Drafte
 
 
 def prepare(parts: Parts, longest: Prompt | None = None, grid_sizes: Sequence[int] = ()) -> None:
-    """Have target and drafter compile, where they do, for all that is to be timed.
-
-    Args:
-        longest: the longest prompt that will be decoded; None for that of the parts.
-        grid_sizes: sizes of the calls that a cost model is made of.
-    Raises:
-        UsageError: no memory for the key-value cache, or for a call on a full draft.
+    """Have target and drafter compile, where they do, for all that is to be timed, up to the `longest` prompt that will
+    be decoded (None for that of the parts), and for calls of the sizes that a cost model is made of. Raises UsageError:
+    no memory for the key-value cache, or for a call on a full draft.
     """
     target, arms, contexts = parts.target, parts.speculative, parts.plan.measurement.cost_contexts
     for arm in arms:

@@ -28,26 +28,18 @@ _REFERENCE = "####"  # before the answer in GSM8K
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first difference of two outputs of one prompt.
-
-    In 16-bit a wide verify and a one-token step round differently, so that greedy outputs can part at near-ties.
-
-    Attributes:
-        position: index in the output.
-        margin: float32 logit of the higher of the two tokens minus that of the lower.
-        rounding: largest difference between the target's own logits and float32 ones at this position, or what sums in
-            another order make.
-        explained: both tokens lie within what rounding can swap: the float32 leader is one of them, or as near.
+    """The first difference of two outputs of one prompt. In 16-bit a wide verify and a one-token step round
+    differently, so that greedy outputs can part at near-ties.
     """
 
     prompt: str
     gamma: int
-    position: int
+    position: int  # index in the output
     baseline_token: int
     token: int
-    margin: float
-    rounding: float
-    explained: bool
+    margin: float  # float32 logit of the higher of the two tokens minus that of the lower
+    rounding: float  # largest difference of the target's own logits from float32 ones here, or of sums in another order
+    explained: bool  # both tokens lie within what rounding can swap: the float32 leader is one of them, or as near
 
 
 def rounding_error(scored: Tensor, narrow: Tensor) -> float:

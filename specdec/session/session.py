@@ -38,20 +38,18 @@ from specdec.timing.calls import Calibration
 Answers = dict[str, tuple[int, ...]]
 """The baseline's first output by the id of a turn, which the next turn continues for every method and repeat alike."""
 
+Peer = Callable[[Prompt], Mapping[str, Any] | None]
+"""Another engine, called once per prompt and repeat between our own methods; None is a failure."""
+
 
 @dataclass(frozen=True)
 class Conversation:
-    """A prompt with its later turns, in one repeat: what one process decodes.
-
-    Attributes:
-        number: of the prompt among all, from 0.
-        place: of its first turn in the order of the run; later turns follow.
-    """
+    """A prompt with its later turns, in one repeat: what one process decodes."""
 
     repeat: int
-    number: int
+    number: int  # of the prompt among all, from 0
     prompt: Prompt
-    place: int
+    place: int  # of its first turn in the order of the run; later turns follow
 
     @property
     def turns(self) -> list[str]:
@@ -73,24 +71,15 @@ def conversations(prompts: Sequence[Prompt], repeats: int, seed: int | None = No
     return found
 
 
-Peer = Callable[[Prompt], Mapping[str, Any] | None]
-"""Another engine, called once per prompt and repeat between our own methods; None is a failure."""
-
-
 class Session:
-    """Decodes prompts by every arm and keeps what the analysis needs besides rounds and generations.
+    """Decodes prompts by every arm and keeps what the analysis needs besides rounds and generations."""
 
-    Attributes:
-        cell: what makes two runs the same measurement, for the tables.
-        group: the number of prompts that `decode_ahead` is given at a time.
-    """
-
-    group = 1
+    group = 1  # the number of prompts that `decode_ahead` is given at a time
 
     def __init__(
         self, parts: Parts, cell: str, results: ResultsFolder, clock: Clock, peers: Sequence[Peer] = ()
     ) -> None:
-        self.parts, self.cell = parts, cell
+        self.parts, self.cell = parts, cell  # the cell, for the tables, makes two runs the same measurement
         self._results, self.clock, self._peers = results, clock, list(peers)
         self._target, self._measurement, self._seed = parts.target, parts.plan.measurement, parts.plan.seed
         self.collected = Collected()  # of all prompts that are done
@@ -190,11 +179,8 @@ class Session:
         self, conversation: Conversation, kept: Kept, answers: Answers, advance: Callable[[bool], None]
     ) -> None:
         """Decode the turns of a prompt, except for those that are kept. To be called in the order of the run: drafters
-        remember a kept turn as if it had just been decoded, and simulated time goes on from where it ended.
-
-        Args:
-            answers: of earlier repeats; those of this prompt are added.
-            advance: called after every turn, with False for one that was kept.
+        remember a kept turn as if it had just been decoded, and simulated time goes on from where it ended. This
+        prompt's `answers` join those of earlier repeats; `advance` is called after every turn, False for a kept one.
         """
         turns = self.parts.prompts.turns(conversation.prompt, answers)
         for place, turn in enumerate(turns, conversation.place):

@@ -36,9 +36,8 @@ def trace(generation: Generation, decode: Decode | None, disturbed: Sequence[boo
         )
         lines.append(line)
         output.extend(round_.committed)
-    return Trace(
-        **header, prompt_end=_tail(generation.prompt, decode), tokens=len(generation.tokens), lines=tuple(lines)
-    )
+    prompt_end = _tail(generation.prompt, decode)
+    return Trace(**header, prompt_end=prompt_end, tokens=len(generation.tokens), lines=tuple(lines))
 
 
 def _pieces(round_: Round, before: Sequence[int], decode: Decode | None) -> Iterator[Piece]:

@@ -56,9 +56,7 @@ def check_workers(parts: Parts) -> None:
 
 @contextmanager
 def divided_threads(parts: Parts) -> Iterator[None]:
-    """Compute on a worker's share of the threads, where there are workers: what is calibrated in this process is
-    compared with what they do.
-    """
+    """Compute on a worker's share of the threads: what is calibrated here is compared with what the workers do."""
     before, workers = torch.get_num_threads(), parts.workers
     torch.set_num_threads(max(1, before // workers))
     try:
@@ -128,12 +126,7 @@ class _WorkerDied(EnvironmentFault):
 
 
 class _Worker:
-    """The side of the run: a worker's process, the pipe to it, and what it is doing.
-
-    Attributes:
-        prompts: ids of those that it has finished.
-        at_hand: what it decodes; None before its first prompt.
-    """
+    """The side of the run: a worker's process, the pipe to it, and what it is doing."""
 
     def __init__(self, number: int, parts: Parts, folder: Path, cell: str) -> None:
         context = multiprocessing.get_context("spawn")
@@ -143,8 +136,8 @@ class _Worker:
         self._process = context.Process(target=_work, args=(theirs, *share))
         self._process.start()
         theirs.close()  # so that the pipe ends with the process
-        self.prompts: list[str] = []
-        self.at_hand: Conversation | None = None
+        self.prompts: list[str] = []  # ids of those that it has finished
+        self.at_hand: Conversation | None = None  # what it decodes; None before its first prompt
 
     def give(self, conversation: Conversation, kept: Kept, answers: Answers) -> None:
         """Have the process decode a prompt."""
@@ -192,14 +185,9 @@ class _Worker:
 
 def decode_by_workers(session: Session, beginning: Beginning, advance: Callable[[bool], None]) -> None:
     """Have workers decode all prompts that are not kept, and give the session what they collected, in the order of the
-    run.
-
-    Args:
-        advance: called after every turn, with False for one that was kept.
-    Raises:
-        SpecdecError: the first fault of a worker, as it was raised there, after the others have finished the prompts at
-            hand.
-        EnvironmentFault: a worker died; what is on disk is kept.
+    run; `advance` is called after every turn, with False for one that was kept. Raises SpecdecError: the first fault of
+    a worker, as it was raised there, after the others have finished the prompts at hand; EnvironmentFault: a worker
+    died, and what is on disk is kept.
     """
     parts, folder = session.parts, beginning.results.folder
     workers: list[_Worker] = []

@@ -20,32 +20,22 @@ from specdec.timing.timer import Timer
 
 @dataclass(frozen=True)
 class Calibration:
-    """Raw times of single calls, seconds.
+    """Raw times of single calls and drafts, seconds; those of drafts are empty where nothing was proposed."""
 
-    Attributes:
-        context: tokens in the cache during the calls.
-        calls: tokens n of a call (root and nodes) -> times of one verification, from draft tokens to standardised p.
-        draft: times of one draft of one token (empty when the drafter proposed nothing).
-        drafts: gamma -> times of one whole draft asked to be gamma deep (empty where nothing was proposed).
-    """
-
-    context: int
+    context: int  # tokens in the cache during the calls
+    # tokens n of a call (root and nodes) -> times of one verification, from draft tokens to standardised p
     calls: dict[int, list[float]]
-    draft: list[float]
-    drafts: dict[int, list[float]] = field(default_factory=dict)
+    draft: list[float]  # of one draft of one token
+    drafts: dict[int, list[float]] = field(default_factory=dict)  # gamma -> of one whole draft asked to be so deep
 
     def t(self, size: int) -> float:
         """Return the median time of a call on `size` tokens, root and nodes, in seconds."""
         return median(self.calls[size])
 
-    @property
-    def draft_step(self) -> float:
-        """Median time of one drafter step, seconds; 0 when none was seen."""
-        return median(self.draft) if self.draft else 0.0
-
     def as_dict(self) -> dict[str, Any]:
         summary = {size: {"median_s": self.t(size), "ratio": self.t(size) / self.t(1)} for size in self.calls}
-        return {**asdict(self), "t1_s": self.t(1), "draft_step_s": self.draft_step, "t_n": summary}
+        draft_step_s = median(self.draft) if self.draft else 0.0
+        return {**asdict(self), "t1_s": self.t(1), "draft_step_s": draft_step_s, "t_n": summary}
 
 
 @torch.inference_mode()
@@ -59,9 +49,7 @@ def calibrate(
     gammas: Sequence[int] = (),
 ) -> Calibration:
     """Time calls on the root alone and on drafts of each topology in `trees`, one drafter step and whole drafts of each
-    depth in `gammas`, in turn, on one prompt's context.
-
-    The first two times of each are not counted.
+    depth in `gammas`, in turn, on one prompt's context. The first two times of each are not counted.
     """
     by_depth = {tree.depth: tree for tree in (chain_tree(0), *trees)}
     depths = sorted({1, *gammas})
@@ -117,16 +105,14 @@ def time_calls(
     target: Target, tokens: Sequence[int], sizes: Sequence[int], contexts: Sequence[int], timer: Timer
 ) -> dict[str, Any]:
     """Time calls on chains of each size behind each number of cached tokens, for the cost model; each is first made
-    once more.
+    once more. Return `cells`: for each context and size, times in seconds from draft tokens to standardised p; and
+    `complete`: false when time ran out before every cell was measured as often as asked for.
 
     Args:
         tokens: text for the cache, repeated to the length needed.
         sizes: tokens of a call; those that the target cannot hold twice are left out. Where the first pass alone would
             take longer than the timer allows, only powers of two stay.
         contexts: tokens in the cache; cut to what the target can hold beside the largest call.
-    Returns:
-        `cells`: for each context and size, times in seconds from draft tokens to standardised p; `complete`: false when
-        time ran out before every cell was measured as often as asked for.
     """
     sizes = [n for n in sorted({1, *sizes}) if n <= max(1, target.context_length // 2)]
     largest = max(sizes)

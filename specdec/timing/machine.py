@@ -25,14 +25,12 @@ def measure_machine(
     device: torch.device, dtype: torch.dtype, rows: Sequence[int] = (16, 64, 256), seconds: float = _SECONDS
 ) -> dict[str, Any]:
     """Time reads and copies larger than the caches and matrix products on `rows` rows, interleaved; keep the best.
+    Raises torch.OutOfMemoryError: no room for the buffers on a GPU.
 
-    Returns:
-        `bytes_per_second` and `flops_per_second`, the best rates of all, and `threshold`, the intensity where they
-        meet; bandwidth: bytes per second, by kernel: "read" (a sum) and "copy" (read and written bytes count);
-        throughput: floating-point operations per second, by rows of the matrix product; dtype: of the products;
-        buffer_bytes: size of what was read, several times the last-level cache.
-    Raises:
-        torch.OutOfMemoryError: no room for the buffers on a GPU.
+    Return `bytes_per_second` and `flops_per_second`, the best rates of all, and `threshold`, the intensity where they
+    meet; bandwidth: bytes per second, by kernel: "read" (a sum) and "copy" (read and written bytes count); throughput:
+    floating-point operations per second, by rows of the matrix product; dtype: of the products; buffer_bytes: size of
+    what was read, several times the last-level cache.
     """
     cuda = device.type == "cuda"
     size = 2**30 if cuda else buffer_bytes()

@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 
 Shape = tuple[int, int]
 """k, w: a draft of k rows of width w. At a width of 0 a call evaluates the root alone: in rows a batch of k roots,
-packed a plain step, whatever k.
-"""
+packed a plain step, whatever k."""
 
 
 def tokens_evaluated(k: int, w: int, evaluation: str) -> int:
@@ -118,14 +117,7 @@ def _room(shapes: Sequence[Shape], evaluations: Sequence[Evaluation]) -> int:
 
 
 class _Calls:
-    """The calls of one way of evaluation, and which of them behind which context there is no memory for.
-
-    Attributes:
-        shapes: those that are timed.
-        sizes: numbers of tokens of calls on one sequence.
-        copies: the most copies of the cache that there is memory for behind the longest context.
-        lacking: shapes and contexts that there was no memory for.
-    """
+    """The calls of one way of evaluation, and which of them behind which context there is no memory for."""
 
     def __init__(
         self,
@@ -138,14 +130,16 @@ class _Calls:
     ) -> None:
         self._target, self._timer, self._room, self._contexts = target, timer, room, contexts
         self._way: Evaluation = target.evaluation
-        self.shapes = shapes
+        self.shapes = shapes  # that are timed
         trees = {shape: Rows(*shape).tree if shape[1] else chain_tree(0) for shape in shapes}
         largest = max((len(tree) for tree in trees.values()), default=0)
         drawn = torch.randint(target.vocab_size, (largest,), generator=timer.generator).to(target.device)
         self._drafts = {shape: Draft(drawn[: len(tree)], tree) for shape, tree in trees.items()}
         self._text = [tokens[index % len(tokens)] for index in range(max(contexts) + 1)]
-        self.lacking: set[tuple[Shape, int]] = set()
+        self.lacking: set[tuple[Shape, int]] = set()  # shapes and contexts that there was no memory for
+        # The most copies of the cache that there is memory for behind the longest context.
         self.copies = max((k for k, _ in self._possible(max(contexts), fill=False)), default=1)
+        # Numbers of tokens of calls on one sequence.
         self.sizes = {len(tree) + 1 for tree in trees.values() if tree.is_chain or self._way == "packed"}
 
     def lines(self, shape: Shape, context: int) -> Iterator[dict[str, Any]]:
@@ -210,10 +204,8 @@ def time_drafts(
 ) -> pd.DataFrame:
     """Time drafts after `prompt`, all structures in random order in each pass; one more pass comes first and does not
     count. Each draft is verified and forgotten, so that the next one meets the processor's caches as after a call.
-
-    Returns:
-        One line for each structure and call: structure (its place), nodes and depth (asked for), call (from 0), drafted
-        (nodes), seconds.
+    Return one line for each structure and call: structure (its place), nodes and depth (asked for), call (from 0),
+    drafted (nodes), seconds.
     """
     most = max(structure.nodes for structure in structures)
     capacity = len(prompt) + 1 + max(target.room(structure.tree) for structure in structures)

@@ -40,16 +40,11 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Price:
-    """The seconds of drafts, and of the calls that verify them.
-
-    Attributes:
-        cost, evaluation: those of the target.
-        draft: the seconds of a draft by a model; None for a drafter that looks tokens up.
-    """
+    """The seconds of drafts, and of the calls that verify them, by cost and evaluation of the target."""
 
     cost: SimulatedCost
     evaluation: str
-    draft: DraftCost | None
+    draft: DraftCost | None  # the seconds of a draft by a model; None for a drafter that looks tokens up
 
     def draft_s(self, sizes: Sizes, context: Any) -> Any:
         """Return the seconds of drafts behind `context` cached tokens; empty ones cost nothing."""
@@ -95,9 +90,5 @@ class Priced(Wrapper):
 
     def describe(self) -> dict[str, Any]:
         price = self.price
-        shown = (
-            {"lookup_s": price.cost.lookup_s, "lookup_share": price.cost.lookup_share}
-            if price.draft is None
-            else vars(price.draft)
-        )
-        return {**super().describe(), "draft_cost": shown}
+        lookup = {"lookup_s": price.cost.lookup_s, "lookup_share": price.cost.lookup_share}
+        return {**super().describe(), "draft_cost": lookup if price.draft is None else vars(price.draft)}

@@ -29,14 +29,11 @@ _TOKENS, _CONTEXT = 5, 32  # of a call, that of a draft of four, and of what it 
 
 
 def settle_threads(target: Target, tokens: Sequence[int], watch: Watch, chosen: bool) -> dict[str, Any]:
-    """Compute on fewer threads from now on where other work takes processors and calls are then faster.
+    """Compute on fewer threads from now on where other work takes processors and calls, timed on tokens of a prompt,
+    are then faster. A number that was asked for (`chosen`) is kept, and only said to be too high.
 
-    Args:
-        tokens: of a prompt, for the calls that are timed.
-        chosen: the number was asked for; it is kept, and only said to be too high.
-    Returns:
-        For `calibration.json`: `threads`; where a trial was made also `others`, the share of the processors that other
-        work took, and `trial`, the median seconds of a call on five tokens by number of threads.
+    Return for `calibration.json`: `threads`; where a trial was made also `others`, the share of the processors that
+    other work took, and `trial`, the median seconds of a call on five tokens by number of threads.
     """
     most = torch.get_num_threads()
     alone = most == 1 or target.device.type != "cpu" or not isinstance(target, ModelTarget) or ranks.count() > 1

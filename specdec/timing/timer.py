@@ -26,13 +26,6 @@ class Timer:
     What other work disturbed is timed again: passes go on, up to twice as many, until every case has as many times as
     were asked for that were not disturbed. A disturbed time counts as the median of the case's others, so that times of
     one pass stand side by side.
-
-    Attributes:
-        calls: passes that are asked for; every case is timed once in each.
-        done: passes that were made.
-        generator: source of whatever tokens are drawn.
-        limit: seconds after which no new pass begins; the first one is always made.
-        heartbeat: to be called now and then, so that a long series is seen to be alive.
     """
 
     def __init__(
@@ -43,8 +36,12 @@ class Timer:
         limit: float = inf,
         heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
-        self.calls, self.generator, self.done = calls, generator, 0
-        self.clock, self.limit, self.heartbeat = clock, limit, heartbeat
+        self.clock = clock
+        self.calls = calls  # passes that are asked for; every case is timed once in each
+        self.done = 0  # passes that were made
+        self.generator = generator  # of whatever tokens are drawn
+        self.limit = limit  # seconds after which no new pass begins; the first one is always made
+        self.heartbeat = heartbeat  # to be called now and then, so that a long series is seen to be alive
         self._warm_up = 0
         self._dice = random.Random(generator.initial_seed())
         # Readings before and after each action of a case, and the seconds of it that were lost.
@@ -58,7 +55,7 @@ class Timer:
         begin, passes = time.perf_counter(), self.calls + warm_up
         with stage(name, total=passes, told=False) if name else nullcontext() as under_way:
             # Every rank makes the passes of rank 0, whose clock and whose neighbours are not theirs.
-            while ranks.given(self._goes_on(passes, time.perf_counter() - begin)):
+            while ranks.given(self.done == 0 or (time.perf_counter() - begin < self.limit and self._lacking(passes))):
                 yield self.done
                 self.clock.synchronize()
                 self.done += 1
@@ -66,14 +63,11 @@ class Timer:
                     under_way.total = max(passes, self.done + self._lacking(passes))
                     under_way.advance()
 
-    def _goes_on(self, passes: int, gone: float) -> bool:
-        """Return True while another pass is to be made, `gone` seconds after the first one began."""
-        return self.done == 0 or (gone < self.limit and (self.done < passes or self._lacking(passes)))
-
     def _lacking(self, passes: int) -> bool:
-        """Return True while another pass may give a case an undisturbed time that it lacks."""
+        """Return True while passes are left, or another may give a case an undisturbed time that it lacks."""
         hits = ([hit for _, hit in self._timed(case)] for case in self._times)
-        return self.done < passes + self.calls and any(sum(hit) > len(hit) - self.calls for hit in hits if any(hit))
+        lacking = (sum(hit) > len(hit) - self.calls for hit in hits if any(hit))
+        return self.done < passes or (self.done < passes + self.calls and any(lacking))
 
     @property
     def disturbed(self) -> int:

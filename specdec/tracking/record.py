@@ -22,47 +22,32 @@ Point = tuple[str, int, float]  # name, step and value of a metric
 
 @dataclass(frozen=True)
 class LoggedPoints:
-    """Metrics that were logged together: a line of the file.
-
-    Attributes:
-        line: name of the curve whose own run gets them; None for the run itself.
-    """
+    """Metrics that were logged together: a line of the file."""
 
     points: Sequence[Point]
     time: int
-    line: str | None = None
+    line: str | None = None  # name of the curve whose own run gets them; None for the run itself
 
 
 @dataclass
 class RunRecord:
-    """A run as a store is to know it, beside the files of its folder.
-
-    Attributes:
-        folder: the run's.
-        id: no other run has it; a store's run is found by it.
-        store, experiment: where the run was meant to be logged; `store` is "" for nowhere.
-        parent: `id` of the sweep's record.
-        files: when the folder's files were last ready to be uploaded; 0 for never.
-        status, ended: how the run ended, and when; None while it is open.
-        discarded: the run's work never began, so that no store should know it.
-        logged: the metrics.
-    """
+    """A run as a store is to know it, beside the files of its folder."""
 
     folder: Path
-    id: str
-    store: str
+    id: str  # no other run has it; a store's run is found by it
+    store: str  # where the run was meant to be logged; "" for nowhere
     experiment: str
     name: str
     params: dict[str, str]
     tags: dict[str, str]
-    parent: str | None
+    parent: str | None  # `id` of the sweep's record
     began: int
     dataset: dict[str, str] | None = None
-    files: int = 0
-    status: str | None = None
-    ended: int | None = None
-    discarded: bool = False
-    logged: list[LoggedPoints] = field(default_factory=list)
+    files: int = 0  # when the folder's files were last ready to be uploaded; 0 for never
+    status: str | None = None  # how the run ended; None while it is open
+    ended: int | None = None  # and when
+    discarded: bool = False  # the run's work never began, so that no store should know it
+    logged: list[LoggedPoints] = field(default_factory=list)  # the metrics
 
     def __post_init__(self) -> None:
         self._last = {(each.line, name, step): value for each in self.logged for name, step, value in each.points}

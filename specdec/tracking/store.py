@@ -48,6 +48,7 @@ ASK_AGAIN_SECONDS = 60.0  # a store that was down is not asked again for so long
 ELSEWHERE_SILENT_HOURS = 6.0  # without a heartbeat, until a run of another machine counts as dead
 # Databases say by words only if nobody answers or if somebody said no.
 _REFUSED = re.compile(r"authentication|password|does not exist|permission|unknown database|access denied", re.I)
+_silent: dict[str, tuple[float, str]] = {}  # by address: when a store did not answer, and what is said of it
 
 
 class Unreachable(EnvironmentFault):
@@ -142,10 +143,8 @@ def locked(store: Store) -> Iterator[None]:
 
 def opened(store: Store, experiment: str) -> tuple[Any, str]:
     """Open the store and return its client and the experiment's id; make schema and experiment if there are none.
-
-    Raises:
-        UsageError: the store or the experiment cannot be used.
-        Unreachable: the server does not answer, or did not less than a minute ago.
+    Raises UsageError: the store or the experiment cannot be used; Unreachable: the server does not answer, or did not
+    less than a minute ago.
     """
     silent = _silent.get(store.uri)
     if silent is not None and time.monotonic() - silent[0] < ASK_AGAIN_SECONDS:
@@ -198,9 +197,6 @@ def opened(store: Store, experiment: str) -> tuple[Any, str]:
             f"{known.experiment_id}`, or choose another with tracking.experiment=NAME."
         )
     return client, known.experiment_id
-
-
-_silent: dict[str, tuple[float, str]] = {}  # by address: when a store did not answer, and what is said of it
 
 
 def check_driver(store: Store) -> None:

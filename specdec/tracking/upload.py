@@ -29,19 +29,13 @@ _TOLD_OF_CURVES = ("drafter", "model", "gamma", "specdec.overrides")
 
 
 class Upload:
-    """One run of a store, and the children that carry its curves.
-
-    Attributes:
-        run_id: the run's number in the store; "" until it was made.
-        children: the numbers of the children, by the name of their line.
-    """
+    """One run of a store (its client, name and number of the experiment), and the children that carry its curves."""
 
     def __init__(self, client: Any, store: Store, experiment: tuple[str, str], record: RunRecord) -> None:
-        """Begin with what is known of the store: its client, and name and number of the experiment."""
         self._client, self.store, self._record = client, store, record
         self._name, self.experiment_id = experiment
-        self.run_id = ""
-        self.children: dict[str, str] = {}
+        self.run_id = ""  # the run's number in the store; "" until it was made
+        self.children: dict[str, str] = {}  # their numbers, by the name of their line
         self._parent: str | None = None
         self._incomplete = False  # a store failed before
         self._sent: dict[str, Any] | None = None  # what the store has; None if that is not known
@@ -186,9 +180,7 @@ class Uploaded:
 
 
 def run_folders(folders: Sequence[Path]) -> list[Path]:
-    """Return the run folders in and below some folders, each of which has to have one: those of sweeps stand before
-    their cells.
-    """
+    """Return the run folders in and below each folder, at least one; those of sweeps stand before their cells."""
     holding: dict[Path, None] = {}
     for folder in folders:
         below = sorted({path.parent for name in (RECORD, JOURNAL) for path in folder.rglob(name)})
@@ -209,14 +201,9 @@ def logged_folders(above: Sequence[Path]) -> list[Path]:
 
 
 def upload(folders: Sequence[Path], uri: str | None = None, experiment: str | None = None) -> Iterator[Uploaded]:
-    """Complete each folder's run in its store, and yield what was done.
-
-    Args:
-        folders: run folders, as `run_folders` orders them.
-        uri: address of the store; None for the one that each run was to be logged to.
-        experiment: name of the experiment; None for the run's own.
-    Raises:
-        UsageError, EnvironmentFault: the store cannot be used, or does not answer.
+    """Complete the runs of some folders, as `run_folders` orders them, and yield what was done: each in the store at an
+    address, and the experiment of a name; None for those that it was to be logged to. Raises UsageError,
+    EnvironmentFault: the store cannot be used, or does not answer.
     """
     from filelock import FileLock
     from mlflow.exceptions import MlflowException

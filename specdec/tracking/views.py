@@ -42,14 +42,11 @@ def view(experiment: str, key: str) -> str:
 
 
 def views(experiment: str, run: str, names: Collection[str], line_keys: Collection[str], time: int) -> dict[str, str]:
-    """Return the tags of an experiment whose newest run this is: its views, and the note that links to them.
+    """Return the tags of an experiment whose newest run, with metrics of these names, this is: its views, and the note
+    that links to them.
 
-    One view compares the headlines of all runs, with the other charts folded below; another for each of `line_keys`
-    overlays the lines of this run, side by side where they are equal.
-
-    Args:
-        names: metrics of the run.
-        line_keys: keys that its lines share, `curve/speedup` and the like.
+    One view compares the headlines of all runs, with the other charts folded below; another for each key that the run's
+    lines share, `curve/speedup` and the like, overlays these, side by side where they are equal.
     """
     others = ["Model metrics", *sorted({name.rpartition("/")[0] for name in names if "/" in name})]
     cards = [_card(kind, keys) for kind, keys in _HEADLINES]

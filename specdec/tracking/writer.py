@@ -81,11 +81,8 @@ class TrackedRun:
         self.curves({name: {step: value} for name, value in values.items()})
 
     def curves(self, curves: Mapping[str, Mapping[int, float | None]], line: str | None = None) -> None:
-        """Log curves on this run: {name: {step: value}}. NaN is kept; None and infinities, which MLflow would turn into
-        1.8e308, are left out.
-
-        Args:
-            line: log them on the child run of this name instead.
+        """Log curves on this run, or on the child run of a line: {name: {step: value}}. NaN is kept; None and
+        infinities, which MLflow would turn into 1.8e308, are left out.
         """
         points = [
             (_accepted_name(name), int(step), float(value))
@@ -185,14 +182,12 @@ class TrackedRun:
 
 
 def check_store(config: TrackingConfig, folder: Path) -> None:
-    """Make the store ready before any decoding, and close runs that dead processes left open.
+    """Make the store ready before any decoding, and close runs that dead processes left open. Raises UsageError: a file
+    that is no MLflow database or has another schema, a deleted experiment, a server that refuses, a folder that cannot
+    be written.
 
-    A server that does not answer is left to `tracked_run`, which goes on without it, unless tracking is required.
-
-    Raises:
-        UsageError: a file that is no MLflow database or has another schema, a deleted experiment, a server that
-            refuses, a folder that cannot be written.
-        EnvironmentFault: tracking is required and the server does not answer.
+    A server that does not answer is left to `tracked_run`, which goes on without it, unless tracking is required: then
+    an EnvironmentFault says so.
     """
     if not config.enabled:
         return
@@ -214,16 +209,10 @@ def tracked_run(
     results: Path,
     fresh: bool = False,
 ) -> TrackedRun:
-    """Open a run; the caller uses it as a context, or calls `end`.
-
-    Args:
-        params: parameters with dotted keys.
-        tags: tags beside role, host, process and heartbeat; `specdec.cell` identifies what was run.
-        results: the run's own folder, for its record and the files to upload. A folder that has a record already
-            belongs to a run that goes on.
-        fresh: begin another run although the folder has a record.
-    Raises:
-        EnvironmentFault: tracking is required and the store fails.
+    """Open a run; the caller uses it as a context, or calls `end`. Parameters have dotted keys. Tags stand beside role,
+    host, process and heartbeat; `specdec.cell` identifies what was run. The run's own folder, `results`, is for its
+    record and the files to upload; one that has a record already belongs to a run that goes on, unless a `fresh` one is
+    to begin. Raises EnvironmentFault: tracking is required and the store fails.
     """
     store = stores.locate(config.uri, Path.cwd()) if config.enabled else None
     record = None if fresh else RunRecord.read(results)
