@@ -12,11 +12,10 @@ from .sections import joined
 
 OF_RULES = ["tokens", "rounds", "seconds", "offers", "log_likelihood", "tv", "otherwise"]
 """The columns of texts that `StrategyComparison.of_rules` reads."""
-RANGES_OF_RULES = {
+RANGES_OF_RULES = {  # of what `of_rules` returns, where that is not just positive
     **{"rate": Range(low=1.0), "lead": ANY, "log_likelihood": Range(high=0.0)},
     **dict.fromkeys(("tv", "otherwise"), SHARE),
 }
-"""The ranges of what it returns, where that is not just positive."""
 K = TypeVar("K")
 
 
@@ -49,9 +48,8 @@ class StrategyComparison:
     def of_rules(self, plain: Mapping[str, Any], strict: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Return what rules of acceptance earn and cost, [1 + B, C] each: rate (tokens per round), speedup (seconds per
         token of the partner without drafts over the rule's), lead (rate less that of the partner without loss),
-        log_likelihood and tv (per token) and otherwise (per round with a proposal).
-
-        plain, strict: the keys of those partners, see `beside`.
+        log_likelihood and tv (per token) and otherwise (per round with a proposal). `plain` and `strict` are the keys
+        of those partners, see `beside`.
         """
         rate, per_token = self.ratio("tokens", "rounds"), self.ratio("seconds", "tokens")
         return {
@@ -73,10 +71,8 @@ class StrategyComparison:
         ranges: Mapping[str, Range | Sequence[Range]] | None = None,
         interval: Callable[[np.ndarray, Range], Interval] | None = None,
     ) -> pd.DataFrame:
-        """Return the cells with columns `name`, `name_low` and `name_high` for each statistic [1 + B, C].
-
-        ranges: of all cells or of each, where a statistic is not just positive; interval: where it is not that of
-        prompts.
+        """Return the cells with columns `name`, `name_low` and `name_high` for each statistic [1 + B, C]; `ranges`, of
+        all cells or of each, where one is not just positive, and `interval` where it is not that of prompts.
         """
         table = self.cells.copy()
         for name, values in statistics.items():
@@ -92,10 +88,8 @@ class StrategyComparison:
 def compare(
     table: pd.DataFrame, keys: Sequence[str], columns: Sequence[str], replicates: int, seed: int
 ) -> StrategyComparison:
-    """Add up `columns` by prompt and strategy (`keys`), and draw the replicates.
-
-    table: any number of lines for each strategy and prompt; every strategy has every prompt. A value that is missing
-    (NaN) should be so in all lines of a strategy.
+    """Add up `columns` by prompt and strategy (`keys`), and draw the replicates. Every strategy has any number of lines
+    for every prompt; a value that is missing (NaN) should be so in all lines of a strategy.
     """
     wide = table.groupby(["prompt", *keys])[list(columns)].sum(min_count=1)
     prompts = wide.index.get_level_values("prompt").unique()
@@ -113,8 +107,7 @@ class ReplayedSpeedups:
     compared: StrategyComparison  # sums over prompts
     # tokens (per call) and speedup, [1 + B, C] each; the speedup of what could not be timed is NaN
     statistics: Mapping[str, np.ndarray]
-    # a line for each strategy: its keys, tokens and speedup with _low and _high, nodes (mean of a draft), and what a
-    # study knows besides
+    # a line for each strategy: keys, tokens and speedup with _low and _high, nodes (mean of a draft), what a study adds
     cells: pd.DataFrame
 
     @classmethod
@@ -153,9 +146,7 @@ OVER_FASTEST = "speedup.over_fastest"  # of a gamma in `summary.json`: its speed
 
 
 def best_gammas(arms: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the fastest gamma of a `summary.json`, then those that cannot be told from it; none if none surely
-    gains.
-    """
+    """Return the fastest gamma of a `summary.json`, then those not told apart from it; none if none surely gains."""
     timed = [arm for arm in arms if "speedup" in arm]
     fastest = max(timed, key=lambda arm: arm["speedup"], default=None)
     if fastest is None or not (fastest["speedup"] > 1 and Interval.from_metrics(fastest, "speedup").known):
@@ -195,10 +186,8 @@ def listed(table: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
 
 
 def metrics_of(table: pd.DataFrame, name: str, quantities: Mapping[str, str], bounds: bool = True) -> dict[str, float]:
-    """Return values of a table's lines as metrics, those that have one.
-
-    name: of a metric, with the line's columns and `what` in braces, such as "grid/{what}.{k}x{w}"; quantities: what ->
-    column.
+    """Return values of a table's lines as metrics, those that have one. `quantities` has a column by `what`; `name` has
+    the line's columns and `what` in braces, such as "grid/{what}.{k}x{w}".
     """
     metrics: dict[str, float] = {}
     for line in table.to_dict("records"):

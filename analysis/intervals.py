@@ -86,14 +86,12 @@ class Interval:
 
     @classmethod
     def of_replicates(cls, values: np.ndarray, prompts: int, within: Range = POSITIVE) -> "Interval":
-        """Return a statistic with an interval that holds for few prompts, too.
+        """Return a statistic, [1 + B] of the data and the replicates, with an interval that holds for few prompts, too.
 
         The bounds are the percentiles of the replicates, each moved away from the estimate by the factor `stretch` on
         the scale of the range, so that they lie in it; for an estimate at an end of the range on the plain scale. There
         are none below `FEWEST` prompts, or where more than 5% of the replicates are not finite. The coverage is in
         `results/few_prompts.json` and `interval_coverage.json`. ValueError if the range does not hold the data's value.
-
-        values: of the data and of the replicates [1 + B].
         """
         estimate = float(values[0])
         low, high = percentile_bounds(values[1:]) if prompts >= FEWEST else (nan, nan)
@@ -188,10 +186,9 @@ def bootstrap(
     seed: int = 0,
     ranges: Mapping[str, Range] | None = None,
 ) -> dict[str, Interval]:
-    """Return the values of `statistic`, a function from column sums to named values, as `Interval.of_replicates`.
-    ValueError for no prompt, sums that are not finite, no replicates, or an impossible value.
-
-    table: a line per prompt; ranges: by name, of those values that are not just positive.
+    """Return the values of `statistic`, a function from column sums to named values, as `Interval.of_replicates`. The
+    table has a line per prompt; `ranges` are by name, of those values that are not just positive. ValueError for no
+    prompt, sums that are not finite, no replicates, or an impossible value.
     """
     sums = table.to_numpy(dtype=float)
     if len(sums) == 0 or not np.isfinite(sums).all():

@@ -108,13 +108,12 @@ def in_order(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def distinct_generations(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Leave out the repeats of a prompt whose rounds all equal those of an earlier repeat.
-
-    They tell more about time but nothing about acceptance: counted, they would make every interval too narrow.
+    """Leave out the repeats of a prompt whose rounds all equal those of an earlier repeat: they tell more about time
+    but nothing about acceptance, and counted they would make every interval too narrow.
     """
-    if rounds["repeat"].nunique() < 2:
-        return in_order(rounds)
     ordered = in_order(rounds)
+    if ordered["repeat"].nunique() < 2:
+        return ordered
     outcomes = ordered[["offered", "accepted", "rejected"]].to_numpy(dtype=np.int64)
     places = ordered.groupby(GENERATION, sort=True).indices
     texts = pd.DataFrame(list(places), columns=GENERATION).drop(columns="repeat")
@@ -192,8 +191,7 @@ class Arms(Lazy[Arm]):
 
     def shared(self) -> "Arms":
         """Keep the (prompt, repeat) pairs that every arm has done, as an interrupted run has decoded some prompts with
-        some methods only. A null control leaves out none unless nothing but the baseline is beside it. ValueError for
-        no pair.
+        some methods only. A null control leaves out none unless only the baseline is beside it. ValueError for no pair.
         """
         needed = {arm for arm in self if arm[0] != NULL} if any(method not in PLAIN for method, _ in self) else {*self}
         texts = self.texts.drop_duplicates(TEXT[1:])

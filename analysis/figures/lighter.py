@@ -28,9 +28,8 @@ ElementTree.register_namespace("xlink", XLINK)
 
 
 def lighter(svg: str) -> str:
-    """Return the SVG document `svg`, which looks the same, with shorter coordinates and names.
-
-    Comments and indentation go, groups that say nothing dissolve, a shape that is defined again refers to the first.
+    """Return the SVG document `svg`, which looks the same, with shorter coordinates and names: comments and indentation
+    go, groups that say nothing dissolve, a shape that is defined again refers to the first.
     """
     start = svg.index("<svg")
     root = ElementTree.fromstring(svg[start:])
@@ -109,18 +108,13 @@ def _dissolve(root: ElementTree.Element) -> None:
     root[:] = kept
 
 
-_TEXT = re.compile(r"<text\b([^>]*)>([^<]*)</text>")
-_BOLD = re.compile(r"\b(bold|700)\b")
-
-
 def font_face(figures: Iterable[str]) -> str:
-    """Return the CSS that brings the font `Figures` as data, with the letters that the figures of a page show.
-
-    figures: SVG elements by `style.svg(figure, letters=True)`.
+    """Return the CSS that brings the font `Figures` as data, with the letters that the figures of a page show, which
+    are SVG elements by `style.svg(figure, letters=True)`.
     """
     letters: dict[str, set[str]] = {}
-    for style, text in (found for figure in figures for found in _TEXT.findall(figure)):
-        letters.setdefault("bold" if _BOLD.search(style) else "normal", set()).update(unescape(text))
+    for style, text in (found for figure in figures for found in re.findall(r"<text\b([^>]*)>([^<]*)</text>", figure)):
+        letters.setdefault("bold" if re.search(r"\b(bold|700)\b", style) else "normal", set()).update(unescape(text))
     # Matplotlib spaces letters by the font's kerning alone, without hints.
     options = subset.Options(flavor="woff", hinting=False, layout_features=["kern"])
     options.drop_tables += ["FFTM"]  # FontForge's own; fontTools warns of what it does not know

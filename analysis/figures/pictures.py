@@ -31,9 +31,7 @@ def level(axes: Axes, value: float, label: str = "") -> None:
 
 
 def whiskers(values: Sequence[Interval]) -> np.ndarray:
-    """Return lengths [2, N] of error bars below and above: 0 without bounds, and where a percentile interval does not
-    contain its estimate.
-    """
+    """Return error bars [2, N] below and above: 0 without bounds, or where an interval does not hold its estimate."""
     ends = [(each.estimate - each.low, each.high - each.estimate) for each in values]
     return np.nan_to_num(np.reshape(ends, (-1, 2)).T.clip(min=0.0))
 
@@ -52,8 +50,7 @@ def line(
         style.point_tip(axes, place, value.estimate, f"{label}, {place:g}: {value:.4g}")
 
 
-Line = tuple[Sequence[float] | Sequence[Interval], Sequence[Interval], Look]
-"""A line of a chart: places across, values up, and its look."""
+Line = tuple[Sequence[float] | Sequence[Interval], Sequence[Interval], Look]  # of a chart: places across, values up
 
 
 @dataclass(frozen=True)
@@ -166,9 +163,7 @@ def bars(axes: Axes, groups: Mapping[str, Sequence[Interval]]) -> None:
         drawn = axes.bar(at, heights, width, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, label=name)
         for bar, value in zip(drawn, values, strict=True):
             style.tip(bar, f"{name}: {value:.4g}")
-        axes.errorbar(
-            at, heights, yerr=whiskers(values), linestyle="none", color=style.BLACK, capsize=2, linewidth=1
-        )  # fmt: skip
+        axes.errorbar(at, heights, yerr=whiskers(values), linestyle="none", color=style.BLACK, capsize=2, linewidth=1)
     axes.grid(visible=False, axis="x")
 
 

@@ -232,9 +232,8 @@ def accepted_length_table(rounds: pd.DataFrame, alpha: float) -> pd.DataFrame:
 
 @style.in_style
 def accepted_lengths(rounds: pd.DataFrame, alpha: float | None = None, *, title: str) -> Figure:
-    """Draw the shares of rounds by accepted tokens, against the capped-geometric law at `alpha` (None: the MLE).
-
-    rounds: of one drafter at one gamma. ValueError as `accepted_length_table`.
+    """Draw the shares of the rounds of one drafter at one gamma by accepted tokens, against the capped-geometric law at
+    `alpha` (None: the MLE). ValueError as `accepted_length_table`.
     """
     tested = rounds["accepted"].sum() + rounds["rejected"].sum()
     chance = float(rounds["accepted"].sum() / max(tested, 1)) if alpha is None else alpha
@@ -279,9 +278,7 @@ VERBS = {  # column of the rounds table: name, colour, hatch, colour of the figu
 @style.in_style
 def time_split(arms: Arms, *, title: str, primary_gamma: int | None = None) -> Figure:
     """Draw a round's draft, verify, accept and commit over t(1), the baseline's mean `verify`: a bar for each gamma;
-    `rest` is of no verb. ValueError if t(1) is not positive, as without a baseline.
-
-    primary_gamma: the gamma that the title is about; None for the largest.
+    `rest` is of no verb. The title is about the primary gamma, or else the largest. ValueError without a positive t(1).
     """
     t1 = float(arms.plain()["verify_s"].mean())
     if not t1 > 0:
@@ -342,8 +339,7 @@ class Stretch:
     prompt: str  # of the text, whose speedup is the median of all texts
     first: int  # place of the stretch's first token in the output, from 0
     tokens: int  # tokens that the primary gamma commits in its rounds here
-    # rounds by name, the baseline first: those in which a method commits the stretch, from the round that begins at its
-    # first token or next behind it
+    # by name, the baseline first: the rounds that commit the stretch, from the one at its first token or next behind it
     rows: dict[str, pd.DataFrame]
 
 
@@ -390,10 +386,9 @@ def stretch(measured: Arms, primary_gamma: int, count: int = ROUNDS) -> Stretch:
 
 @style.in_style
 def timeline(shown: Stretch, *, title: str, simulated: bool = False) -> Figure:
-    """Draw each row's calls to scale: drafts, calls of the target, and the rest of each round, from time 0 on.
-
-    The table has the time of a draft, not of its steps, so thin lines divide a draft evenly by the tokens offered. A
-    number above a call is the tokens that its round commits.
+    """Draw each row's calls to scale: drafts, calls of the target, and the rest of each round, from time 0 on. The
+    table has the time of a draft, not of its steps, so thin lines divide a draft evenly by the tokens offered. A number
+    above a call is the tokens that its round commits.
     """
     clock = "simulated" if simulated else "measured"
     caption = (

@@ -167,10 +167,9 @@ def point_tip(axes: Axes, across: float, up: float, text: str) -> None:
 
 
 def svg(figure: Figure, letters: bool = False) -> str:
-    """Return the figure as SVG with its tooltips, without a date and without the name of a program.
-
-    letters: keep letters as text, for a page that brings their font (`lighter.font_face`). Otherwise they are outlines:
-    a file of its own looks the same where the font is lacking.
+    """Return the figure as SVG with its tooltips, without a date and without the name of a program. `letters` stay text
+    for a page that brings their font (`lighter.font_face`); otherwise they are outlines, so that a file of its own
+    looks the same where the font is lacking.
     """
     stream, canvas = StringIO(), figure.canvas
     with styled():
@@ -196,9 +195,8 @@ def laid_out(figure: Figure) -> Iterator[None]:
 
 
 def save(figure: Figure, folder: Path | str, name: str) -> tuple[Path, Path]:
-    """Write `name`.png and `name`.svg into `folder` and return their paths.
-
-    `savefig` would draw everything twice, once to measure it; the layout here is found while drawing.
+    """Write `name`.png and `name`.svg into `folder` and return their paths. `savefig` would draw everything twice, once
+    to measure it; the layout here is found while drawing.
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)

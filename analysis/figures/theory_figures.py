@@ -84,7 +84,6 @@ def best_gamma(here: Standing | None = None) -> Figure:
         seen = f"At α {here.alpha:.2f} and c {here.c:.2g} {own}; this run drafts {here.gamma}"
     figure, axes = style.new_figure(seen, _caption(caption, here))
     top = 20 if here is None else max(20, here.gamma + 3, min(best + 3, MOST))
-
     _lines_over_costs(axes, lambda alpha, c: model.optimal_gamma(alpha, c).gamma, top, here)
     if here is not None:
         if here.c > 0:  # else every longer draft is better
@@ -98,9 +97,8 @@ def best_gamma(here: Standing | None = None) -> Figure:
 
 @style.in_style
 def speedup_and_operations(here: Standing | None = None) -> Figure:
-    """Draw speedup and operations over alpha, a line for each gamma (2211.17192, Figure 4).
-
-    The drafter is free, as in the paper, or it costs what the run's own does.
+    """Draw speedup and operations over alpha, a line for each gamma (2211.17192, Figure 4). The drafter is free, as in
+    the paper, or it costs what the run's own does.
     """
     c, c_ops = (0.0, 0.0) if here is None else (here.c, here.c_ops)
     gammas = sorted({*GAMMAS, *(() if here is None else (here.gamma,))})

@@ -28,8 +28,7 @@ OF_A_DRAFTER = ("drafter.", "structure.", "verifier.", "sampling.")  # keys that
 LEADERBOARD, BEHIND = "Leaderboard", "Behind the leaderboard"  # titles of the two sections of a group
 ALL_PAIRS = 4  # runs up to which every pair has its line; beyond, each run against the best
 
-Texts = frozenset[tuple[str, tuple[int, ...] | None]]
-"""The prompts of a run: names, with their tokens where a name alone does not say which text it is."""
+Texts = frozenset[tuple[str, tuple[int, ...] | None]]  # names of prompts, with tokens where a name may mean two texts
 RunArms = dict[int, RunArm]  # A run's arms by gamma, as `open_arms` reads them
 
 
@@ -177,9 +176,7 @@ def groups_in_words(groups: Sequence[Comparable]) -> list[str]:
 
 def comparison_sections(group: Comparable, groups: Sequence[Comparable]) -> tuple[Section, Section]:
     """Return the leaderboard of a group, and what stands behind it: pairs, ranks, notes, the best gamma of each run.
-    Runs whose outputs are refuted are named first and not ranked.
-
-    groups: all that the page compares; where there are several, each says which it is.
+    Runs whose outputs are refuted are named first and not ranked. Each of several `groups` of a page says which it is.
     """
     start = f"**{group.heading}.** " if len(groups) > 1 else ""
     first, second = (name if len(groups) < 2 else f"{name}: {group.heading}" for name in (LEADERBOARD, BEHIND))

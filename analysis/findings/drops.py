@@ -25,11 +25,10 @@ from .compare import common_prompts, content_hash, differences_in_words, primary
 from .leaderboard import SUMS, RunArm, open_arms
 
 POWER = 0.8  # chance of finding a drop, at the smallest one that is said to be found
-READ_FILES = (
+READ_FILES = (  # of a run's folder, where it has them
     *("config.yaml", "plan.json", "environment.json", "calibration.json", "session.json"),
     *("rounds.parquet", "generations.jsonl"),
 )
-"""The files of a run's folder that are read here, where it has them."""
 _DROPS = np.arange(1, 1000) / 1000  # drops among which the smallest that is found is searched
 _ROUNDING = 1e-9
 
@@ -120,11 +119,9 @@ class Verdict:
 
 
 def judge(earlier: Run, later: Sequence[Run], gamma: int | None, chance: float, tolerance: float) -> Verdict:
-    """Look at the runs one after the other, until a loss is found. UsageError if a run cannot be read, runs have drafts
-    of different lengths, or too few prompts.
-
-    gamma: draft length to compare; None for that of the runs; chance: of a false alarm in all looks together, half of
-    it for each figure.
+    """Look at the runs one after the other, at the draft length `gamma` (None: that of the runs), until a loss is
+    found. `chance` is that of a false alarm in all looks together, half of it for each figure. UsageError if a run
+    cannot be read, runs have drafts of different lengths, or too few prompts.
     """
     first = read_arm(earlier, gamma)
     arms: list[RunArm] = []

@@ -236,8 +236,7 @@ def _rounds(rounds: pd.DataFrame, account: Account, values: Mapping[str, Interva
     by_depth = table.reset_index().rename(columns={"acceptance": "accepted given tested"})
     words, figures = [], []
     try:
-        figure = run_figures.accepted_lengths(rounds, account.alpha, title=title)
-        figures.append(("accepted_lengths", figure))
+        figures.append(("accepted_lengths", run_figures.accepted_lengths(rounds, account.alpha, title=title)))
     except ValueError as problem:
         words.append(f"Accepted lengths are not shown: {problem}.")
     tables = ((f"Estimates at gamma {gamma}", estimates), ("Acceptance by depth (hazards)", by_depth))

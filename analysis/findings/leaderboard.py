@@ -155,10 +155,8 @@ def score(
     depths: Sequence[float] = (),
     doubt: str = "",
 ) -> ScoredArms:
-    """Score arms over `prompts`, which all of them have; ValueError if there is no arm or no prompt.
-
-    sums: SUMS per prompt (index) of each arm; depths: of the deepest draft of each arm, where they are known; doubt:
-    `ScoredArms.doubt`.
+    """Score arms over `prompts`, which all of them have, by the SUMS per prompt (index) of each; `depths`, where they
+    are known, and `doubt` are those of `ScoredArms`. ValueError if there is no arm or no prompt.
     """
     if not sums or not prompts:
         raise ValueError("a comparison needs at least one arm and one prompt")
@@ -179,9 +177,8 @@ def categories(arms: Sequence[RunArm], prompts: Sequence[str]) -> dict[str, list
 
 
 def leaderboard(scores: ScoredArms, arms: Sequence[RunArm], prompts: Sequence[str], replicates: int) -> pd.DataFrame:
-    """Return a line per arm, best first: the `ranked` quantity by category and overall, tokens per round and its cost.
-
-    scores: of the `arms` over all of these prompts.
+    """Return a line per arm, best first: the `ranked` quantity by category and overall, tokens per round and its cost;
+    `scores` are those of the `arms` over all of these prompts.
     """
     quantity = scores.ranked
     columns: dict[str, list[str]] = {"run": list(scores.labels), "gamma": [str(arm.gamma) for arm in arms]}

@@ -52,10 +52,8 @@ class RunFindings(Findings):
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`."""
         always = {"metrics": self.metrics, "curves": self.curves, "arms": self.arms, "notes": self.notes}
-        beside = {name: other.arms for name, other in self.beside.items()}
-        others = {"beside": beside} | {
-            name: getattr(self, name) for name in ("refuted", "reasons", "serving", "predictions")
-        }
+        named = {name: getattr(self, name) for name in ("refuted", "reasons", "serving", "predictions")}
+        others = {"beside": {name: other.arms for name, other in self.beside.items()}, **named}
         return always | {name: value for name, value in others.items() if value}
 
     def overlays(self) -> dict[str, Curves]:
@@ -168,8 +166,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
     measured = MeasuredRun(metrics, account, facts, session, standing, dtype, why)
     refuted = run.refuted
     notes = [
-        *([refuted] if refuted else []),
-        *([standing.note] if standing and standing.note else []),
+        *filter(None, (refuted, standing.note if standing else "")),
         *work.machine.notes(),
         *calibration_notes(run.calibration()),
         formula_verdict(account),
@@ -179,12 +176,11 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
     ]
     if peers["peers"] and not facts.single:
         notes.append(f"Other engines draft chains only: structure={facts.structure} has no peer but plain generation.")
-    paired = score_gammas(open_arms(run), replicates)
     findings = RunFindings(
         sections=(),
         metrics=metrics,
         curves=curves,
-        arms=_lines(summary, curves, paired),
+        arms=_lines(summary, curves, score_gammas(open_arms(run), replicates)),
         notes=notes,
         account=_accounts(summary),
         alpha_source=summary.alpha_source,

@@ -75,13 +75,10 @@ MODELS = ("measured", "capped_geometric", "priced", "position", "replay", "predi
 OUTPUTS = ("cell", "method", "gamma", "repeat", "prompt", "category", "tokens", "log_likelihood", "correct")
 """Columns of `quality.parquet`, a line for each output (see `specdec.session.rescoring`); correct is missing where
 no reference answer is known."""
-SAMPLED = (
-    *("temperature", "method", "gamma", "repeat", "prompt", "category"),
-    *("tokens", "rounds", "accepted", "rejected", "prefill_s", "decode_s", "flagged"),
-)
+_SAMPLED_SUMS = ["tokens", "rounds", "accepted", "rejected", "prefill_s", "decode_s"]
+SAMPLED = ("temperature", "method", "gamma", "repeat", "prompt", "category", *_SAMPLED_SUMS, "flagged")
 """Columns of `sampled.parquet`, a line for each text that was drawn at a temperature beside a greedy run: counts and
 seconds are sums over its rounds."""
-_SAMPLED_SUMS = ["tokens", "rounds", "accepted", "rejected", "prefill_s", "decode_s"]
 
 
 @dataclass(frozen=True)
@@ -251,19 +248,14 @@ def category_members(names: pd.Series) -> dict[str, pd.Series]:
 
 
 def model_curves(
-    summary: Summary,
-    held_out: HeldOutPrediction | Undetermined,
-    replay: pd.DataFrame,
-    facts: RunFacts,
-    replicates: int,
+    summary: Summary, held_out: HeldOutPrediction | Undetermined, replay: pd.DataFrame, facts: RunFacts, replicates: int
 ) -> Curves:
     """Return the curves by name: `curve/<model>` in tokens per round, `curve/speedup/<model>`, and the 95% interval of
     each as `.ci_low` and `.ci_high`, where the data give one. A model that the data cannot determine has none.
 
     A model's speedup is its tokens per round over 1 + gamma c. The interval of the capped geometric's resamples c with
-    the prompts, as the account does; those of position and replay hold c as measured.
-
-    held_out: the prediction of prompts that no model was fitted to, or why there is none; replay: of `Run.replay`.
+    the prompts, as the account does; those of position and replay hold c as measured. `held_out` is the prediction of
+    prompts that no model was fitted to, or why there is none; `replay` is that of `Run.replay`.
     """
     curves: Curves = {f"curve/{kind}{name}{end}": {} for name in MODELS for kind in ("", "speedup/") for end in ENDS}
     for gamma, arm in summary.arms.items():
@@ -308,9 +300,8 @@ def _known(
 ) -> dict[str, float]:
     """Return the values of a statistic with their bounds as metrics of a family, those that the data can give."""
     intervals = bootstrap(table, statistic, replicates, ranges=ranges)
-    return finite(
-        {key: value for name, its in intervals.items() for key, value in its.as_metrics(family + name).items()}
-    )
+    values = {key: value for name, its in intervals.items() for key, value in its.as_metrics(family + name).items()}
+    return finite(values)
 
 
 def operation_metrics(summary: Summary, facts: RunFacts) -> dict[str, float]:
@@ -328,10 +319,7 @@ def operation_metrics(summary: Summary, facts: RunFacts) -> dict[str, float]:
 
 
 def total_variation(read: Callable[[], pd.DataFrame], facts: RunFacts, replicates: int) -> dict[str, float]:
-    """Return the mean distance of a lossy rule's law from that without a draft, over tested positions.
-
-    read: reads the rounds table, all of its columns.
-    """
+    """Return a lossy law's mean distance from that without a draft, over tested positions; `read` reads the rounds."""
     if facts.lossless or facts.forced:
         return {}
     rounds = read()
@@ -439,8 +427,7 @@ def sampled_metrics(texts: pd.DataFrame, replicates: int, timed: bool = True) ->
     text that falls into a loop. Repeats are pooled; empty without texts.
 
     Its baseline decoded the same prompts at the same temperature, in turn with the drafter. Both texts are drawn from
-    one law and differ, so speedup compares the time of a token. timed: False where the machine was too busy for
-    intervals of times.
+    one law and differ, so speedup compares the time of a token. timed: False if the machine was too busy for intervals.
     """
     if texts.empty:
         return {}
@@ -471,8 +458,7 @@ def peer_metrics(
 ) -> dict[str, float]:
     """Return each peer's time per token over that of our arm which does the same, prefill included on both sides, with
     its prompt bootstrap; under greedy also the share of the peer's outputs that are our baseline's, token for token.
-
-    lines: `generations` of `peers.json`; read: reads our generations, with their tokens.
+    `lines` are the `generations` of `peers.json`, `read` reads ours, with their tokens.
     """
     if not lines:
         return {}

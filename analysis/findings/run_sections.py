@@ -6,7 +6,7 @@ serve it or the fastest of several runs.
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import ceil, isfinite, isnan
+from math import ceil, isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -118,20 +118,16 @@ def summary_section(run: Run) -> Section:
 
 def figures_section(run: Run) -> Section:
     """Show the run's notes, all that a reader must not miss, and its headline figures."""
-    summary = run.summary()
     metrics = run.metrics
     rows = [
-        {
-            "figure": _labelled(label, run.simulated),
-            "value": printed_metric(metrics, name, f",.{digits}f"),
-            "metric": name,
-        }
+        (_labelled(label, run.simulated), printed_metric(metrics, name, f",.{digits}f"), name)
         for name, label, digits in (*HEADLINES, *((name, name, 4) for name in metrics if name.startswith(OWN)))
         if name in metrics
     ]
-    notes = "\n".join(f"- {note}" for note in summary["notes"])
+    notes = "\n".join(f"- {note}" for note in run.summary()["notes"])
     caption = f"Headline figures at the primary gamma, with {LEVEL} prompt-bootstrap intervals"
-    return Section(NOTES, (notes,) if notes else (), ((caption, pd.DataFrame(rows)),))
+    figures = pd.DataFrame(rows, columns=["figure", "value", "metric"])
+    return Section(NOTES, (notes,) if notes else (), ((caption, figures),))
 
 
 def _labelled(label: str, simulated: bool) -> str:
@@ -139,10 +135,8 @@ def _labelled(label: str, simulated: bool) -> str:
 
 
 def arranged(sections: Sequence[Section], run: Run) -> list[Section]:
-    """Return the sections of a run as its page shows them.
-
-    The figures of the FIRST_SCREEN, as far as there are some, move behind the words of the first section. Where time is
-    simulated, each table says so, and the heading of a section that is about times.
+    """Return the sections of a run as its page shows them: the figures of the FIRST_SCREEN, as far as there are some,
+    behind the words of the first section. Where time is simulated, all tables say so, and headings about times.
     """
     figures = {name: figure for section in sections for name, figure in section.figures}
     shown = tuple((name, figures[name]) for name in FIRST_SCREEN if name in figures)
@@ -161,14 +155,14 @@ def arranged(sections: Sequence[Section], run: Run) -> list[Section]:
 
 def curves_section(run: Run) -> Section:
     """Show tokens per round and speedup over gamma, measured and by each model; in words where they part."""
-    texts = drafted(run.arms().texts)
-    basis = run_figures.Basis(texts["prompt"].nunique(), int(texts["rounds"].sum()), run.metrics.get("account/alpha"))
+    texts, primary, metrics = drafted(run.arms().texts), run.primary_gamma, run.metrics
+    basis = run_figures.Basis(texts["prompt"].nunique(), int(texts["rounds"].sum()), metrics.get("account/alpha"))
     words, figures = [], []
     for quantity, name in (("tokens_per_round", "tokens per round"), ("speedup", "speedup over the baseline")):
         label = _labelled(name, run.simulated)
         table, lines = run.points(quantity), run.lines(quantity)
         points = dict(zip(table["gamma"], table["value"], strict=True))
-        gamma = next((at for at in points if at == run.primary_gamma), next(iter(points)))
+        gamma = next((at for at in points if at == primary), next(iter(points)))
         # The title says what the models expect at that gamma, and what was measured.
         expected = [f"{lines[key][gamma]:.2f} {said}" for key, said in TITLED.items() if gamma in lines.get(key, {})]
         clock = "on that clock" if label.startswith("simulated") else "measured"
@@ -176,19 +170,16 @@ def curves_section(run: Run) -> Section:
         title = f"{label[:1].upper()}{label[1:]} at γ {gamma}: {seen}\n{run.title}"
         # The models besides these are about acceptance alone: in tokens per round they are seen without costs.
         shown = {key: lines[key] for key in PRICED if key in lines} if quantity == "speedup" else lines
-        figure = run_figures.curve(
-            table, shown, title=title, ylabel=label, basis=basis, primary_gamma=run.primary_gamma
-        )
+        figure = run_figures.curve(table, shown, title=title, ylabel=label, basis=basis, primary_gamma=primary)
         paired = "error" in table  # an older run logged no paired errors
         words.append(curve_verdict(table, label) if paired else run_figures.curve_in_words(table, lines, label))
         figures.append((f"curve_{quantity}", figure))
-    gamma, metrics = run.primary_gamma, run.metrics
-    if gamma is not None and all(gamma in lines.get(name, {}) for name in ("capped_geometric", "priced")):
-        formula, priced, measured = lines["capped_geometric"][gamma], lines["priced"][gamma], metrics["speedup"]
+    if primary is not None and all(primary in lines.get(name, {}) for name in ("capped_geometric", "priced")):
+        formula, priced, measured = lines["capped_geometric"][primary], lines["priced"][primary], metrics["speedup"]
         acceptance = metrics["tokens_per_round"] / metrics["tokens_per_round.capped_geometric"]
         clock = "simulated" if run.simulated else "measured"
         words.append(
-            f"How much is cost and how much is acceptance, at gamma {gamma}: the capped geometric's {formula:.3f} "
+            f"How much is cost and how much is acceptance, at gamma {primary}: the capped geometric's {formula:.3f} "
             "counts drafts but lets a call on several tokens cost as little as on one; at the "
             f"{clock} t(n) and c the same tokens per round would give {priced:.3f} (verifying, a factor of "
             f"{priced / formula:.3f}). {measured:.3f} was {clock}: acceptance is a factor of {acceptance:.3f}, the "
@@ -204,8 +195,7 @@ def lengths_section(run: Run) -> Section:
     try:
         arms = measured.by_gamma()
         primary = arms[max(arms) if run.primary_gamma is None else run.primary_gamma]
-        figure = run_figures.accepted_lengths(primary, alpha, title=run.title)
-        figures.append(("accepted_lengths", figure))
+        figures.append(("accepted_lengths", run_figures.accepted_lengths(primary, alpha, title=run.title)))
     except ValueError as error:  # no proposal at all, or every round cut: there is no length to show
         words.append(f"Accepted lengths are not shown: {error}.")
     figures.append(("time_split", run_figures.time_split(measured, title=run.title, primary_gamma=run.primary_gamma)))
@@ -226,8 +216,7 @@ def category_section(run: Run) -> Section:
             f"Of {len(order)} categories the {_labelled('speedup', run.simulated)} is largest in {order[-1]}, "
             f"{speedups[order[-1]]}, and smallest in {order[0]}, {speedups[order[0]]}."
         )
-    tokens = {name: Interval.from_metrics(values, "tokens_per_round") for name, values in categories.items()}
-    if few := [name for name in tokens if not tokens[name].known]:
+    if few := [name for name, own in categories.items() if not Interval.from_metrics(own, "tokens_per_round").known]:
         words.append(f"Too few prompts for an interval: {joined(few)}.")
     caption = f"At the primary gamma, with {LEVEL} prompt-bootstrap intervals"
     return Section("By category", tuple(words), ((caption, table),))
@@ -259,12 +248,8 @@ def papers_section(run: Run) -> Section:
 
 def _table(key: str, rows: Mapping[str, Mapping[str, Any]], columns: Mapping[str, str]) -> pd.DataFrame:
     """Return a line per entry of `rows`, named by the column `key`: the metrics of `columns` with their intervals."""
-    return pd.DataFrame(
-        [
-            {key: name, **{words: printed_metric(row, metric) for metric, words in columns.items()}}
-            for name, row in rows.items()
-        ]
-    )
+    printed = {words: [printed_metric(row, metric) for row in rows.values()] for metric, words in columns.items()}
+    return pd.DataFrame({key: list(rows), **printed})
 
 
 def cost_section(run: Run) -> Section:
@@ -277,11 +262,9 @@ def cost_section(run: Run) -> Section:
     ]
     step = float(calibration["draft_step_s"])
     behind = f" behind {counted(calibration['context'], 'token')}" if "context" in calibration else ""
-    drafts = "the drafter proposed nothing"
-    if step:
-        drafts = f"a step of the drafter {1e3 * step:.4g} ms: c = {step / t1:.4g}"
+    said = f"a step of the drafter {1e3 * step:.4g} ms: c = {step / t1:.4g}" if step else "the drafter proposed nothing"
     alone = f"Calibrated alone{behind}, a call of the target on one token takes {1e3 * t1:.4g} ms in the median"
-    words = [f"{alone}, {drafts}."]
+    words = [f"{alone}, {said}."]
     if "cost/t1_ms" in run.metrics:
         words[0] += (
             f" The t(1) of the account, {run.metrics['cost/t1_ms']:.4g} ms, is the mean of such calls in plain "
@@ -318,8 +301,7 @@ def fitted_cost(run: Run, calibration: Mapping[str, Any]) -> CostReport | None:
     try:
         cost = run.cost()
     except UsageError:
-        standing = run.standing()
-        if standing is not None and standing.partial:
+        if (standing := run.standing()) and standing.partial:
             return None
         raise
     return CostReport(calibration["grid"], [Product(**item) for item in cost["products"]], cost["machine"])
@@ -374,15 +356,9 @@ def standing_section(run: Run) -> Section:
     metrics, gamma = run.metrics, run.primary_gamma
     if gamma is None or "account/alpha" not in metrics or "cost/c" not in metrics:
         raise UsageError(f"{run.source} has no alpha and c to mark: nothing was proposed, or the run did not finish.")
-    here = Standing(
-        metrics["account/alpha"],
-        gamma,
-        metrics["cost/c"],
-        metrics.get("cost/c_ops", 0.0),
-        run.interval("speedup"),
-        metrics.get("operations/measured", float("nan")),
-    )
-    measured, timed = here.speedup, run.curves.get("curve/speedup/measured", {})
+    measured, timed = run.interval("speedup"), run.curves.get("curve/speedup/measured", {})
+    c_ops, operations = metrics.get("cost/c_ops", 0.0), metrics.get("operations/measured", nan)
+    here = Standing(metrics["account/alpha"], gamma, metrics["cost/c"], c_ops, measured, operations)
     seen = f"Measured: {measured:.3f} at γ {gamma}" if isfinite(measured.estimate) else "Nothing was timed"
     if timed.keys() - {gamma}:
         fastest = max(timed, key=timed.__getitem__)
@@ -417,8 +393,7 @@ def timeline_section(run: Run) -> Section:
     pace = float(ours["committed"].sum()) / ours_s / (float(plain["committed"].sum()) / plain_s)
     seen = f"{counted(shown.tokens, 'token')} in {counted(len(ours), 'round')}"
     title = f"{seen}: {pace:.2f} times the baseline's pace here\n{run.title}"
-    figure = timeline(shown, title=title, simulated=run.simulated)
-    return Section(TIMELINE, text, figures=(("timeline", figure),))
+    return Section(TIMELINE, text, figures=(("timeline", timeline(shown, title=title, simulated=run.simulated)),))
 
 
 def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measured]:
@@ -438,10 +413,8 @@ def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measure
     except UsageError:
         pass  # made of another engine's files, or cut off before: one sequence says nothing of several
     depths = []
-    for arm in arms:
+    for arm in (arm for arm in arms if "speedup" in arm):
         depth, nodes = int(arm["gamma"]), float(arm.get("nodes_per_round", "nan"))
-        if "speedup" not in arm:
-            continue
         depths.append(
             Measured(
                 params=run.params,

@@ -113,10 +113,9 @@ def closing_sentences(run: MeasuredRun) -> list[str]:
 
 
 def closing_of_several(runs: Mapping[str, MeasuredRun], compared: str) -> list[str]:
-    """Return the sentences that close a run with several drafters; costs are those of the fastest one.
-
-    runs: what was measured of every drafter, by its name; the noise is that of the first. compared: a clause that says
-    whether the two fastest can be told apart; "" where outputs are refuted of others.
+    """Return the sentences that close a run with several drafters, from what was measured of each, by its name; costs
+    are those of the fastest one, the noise is that of the first. `compared` is a clause that says whether the two
+    fastest can be told apart; "" where outputs are refuted of others.
     """
     order = sorted(runs, key=lambda name: (bool(runs[name].session.refuted), -runs[name].account.speedup))
     own, fastest = next(iter(runs.values())), runs[order[0]]
@@ -266,9 +265,8 @@ def _identical(run: MeasuredRun) -> str:
 
 
 def run_notes(run: Run, measured: MeasuredRun, prompts: Mapping[str, Any]) -> list[str]:
-    """Say what time was, whether outputs are the baseline's, how prediction and measurement differ, what is missing.
-
-    prompts: the part `prompts` of `environment.json`.
+    """Say what time was, whether outputs are the baseline's, how prediction and measurement differ, what is missing;
+    `prompts` is that part of `environment.json`.
     """
     metrics, facts, session = measured.metrics, measured.facts, measured.session
     notes = [*facts.notes, *control_notes(metrics)]
@@ -294,8 +292,7 @@ def run_notes(run: Run, measured: MeasuredRun, prompts: Mapping[str, Any]) -> li
         notes.append(f"Lossy: the verifier's rule does not keep the target's law{departs}.")
     notes += _quality_notes(metrics, facts)
     if "sampled/speedup" in metrics:
-        speedup = Interval.from_metrics(metrics, "sampled/speedup")
-        tokens = Interval.from_metrics(metrics, "sampled/tokens_per_round")
+        speedup, tokens = (Interval.from_metrics(metrics, f"sampled/{key}") for key in ("speedup", "tokens_per_round"))
         notes.append(
             f"At temperature {metrics['sampled/temperature']:g}, on {metrics['sampled/prompts']:.0f} of the prompts, "
             f"over plain decoding at that temperature: speedup {speedup}, {tokens} tokens per round, and "
@@ -324,8 +321,7 @@ def run_notes(run: Run, measured: MeasuredRun, prompts: Mapping[str, Any]) -> li
         # In exact arithmetic the chance of a rejection where drafter and target agree is 0; where rounding makes one,
         # nothing is left of p - q, and the correction was drawn from p itself.
         shared = run.shared_at_rejections()
-        empty = sum(mass >= 1 - _ROUNDING for mass in shared)
-        if empty:
+        if empty := sum(mass >= 1 - _ROUNDING for mass in shared):
             notes.append(
                 f"Rounding: {empty:,} of {len(shared):,} rejections fell where drafter and target agree, so that no "
                 "residual was left; these corrections were drawn from the target's own law."

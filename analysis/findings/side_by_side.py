@@ -148,9 +148,8 @@ def category_bars(runs: Sequence[Run], labels: Sequence[str], *, title: str) -> 
 
 
 def peer_notes(described: Mapping[str, Any], metrics: Mapping[str, float]) -> list[str]:
-    """Say each peer's time over ours, how both sides ran, and what failed or was left out.
-
-    described: `peers.json`; metrics: of the run, those of peers as `peer/<name>.*`.
+    """Say each peer's time over ours, how both sides ran, and what failed or was left out, by `peers.json`
+    (`described`) and by the metrics of the run, where those of peers are `peer/<name>.*`.
     """
     notes = []
     for peer in described["peers"]:
@@ -202,8 +201,7 @@ def peers_section(run: Run) -> Section:
                 "left out or failed": peer["failure"] or "–",
             }
         )
-    for omitted in described.get("left_out", ()):
-        lines.append({"peer": omitted["peer"], "left out or failed": omitted["reason"]})
+    lines += [{"peer": one["peer"], "left out or failed": one["reason"]} for one in described.get("left_out", ())]
     few = too_few(prompts)
     slower = [name for name, ratio in ratios.items() if ratio.low > 1 and not few]
     faster = [name for name, ratio in ratios.items() if ratio.high < 1 and not few]

@@ -130,8 +130,7 @@ class RunStatus:
     def read(cls, folder: Path) -> "RunStatus | None":
         """Read the status of the run in `folder`; None without one of ours, as in runs of earlier versions."""
         try:
-            values = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
-            return cls(**values)
+            return cls(**json.loads((folder / STATUS_FILE).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -160,8 +159,7 @@ class Piece:
     kind: Kind
     token: int
     text: str  # what the token adds to the text; never empty
-    # strategy, rank: which strategy proposed a draft token, and as which of its choices (0 is the first); "" and 0 for
-    # the target's own tokens
+    # strategy, rank: which strategy proposed a draft token, as its choice 0, 1, ...; "" and 0 for tokens of the target
     strategy: str = ""
     rank: int = 0
 

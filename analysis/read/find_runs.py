@@ -225,8 +225,7 @@ class _Store:
 
 def load_runs(tracking_uri: str, experiment: str) -> pd.DataFrame:
     """Return the main runs of an experiment, newest first, indexed by run id, with name, status, start_time, params.*,
-    metrics.*, tags.*, as far as any run has them. UsageError for a store or experiment that does not exist or has no
-    run.
+    metrics.*, tags.*, as far as any run has them. UsageError for no such store or experiment, or one without a run.
     """
     store = _Store(tracking_uri)
     runs = store.runs(experiment, MAIN)

@@ -23,7 +23,6 @@ UNORDERED = (
     "the Markov model, are impossible."
 )
 IDS = ("question_id", "request_id", "id")
-OPTION = "--skip-bad"
 MOST_COUNTED = 2**53  # beyond it a floating-point counter no longer counts
 MOST_ROUNDS = 10_000_000  # of one text: beyond it a count is taken for a fault
 
@@ -51,7 +50,7 @@ class ForeignFile:
 
     def settled(self) -> list[str]:
         """Return notes on what was left out or told apart. UsageError for bad lines that are not to be left out."""
-        self.faults.settle(OPTION)
+        self.faults.settle("--skip-bad")
         notes = self.faults.notes()
         if self.names.repeated:
             notes.append(

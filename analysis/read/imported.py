@@ -157,8 +157,7 @@ def write_folder(
     positions whose first draft token agrees, and in `replay.parquet` (kind "along") the rounds that each text would
     take if every draft token were as good as a first one.
 
-    baseline: plain decoding of the same prompts (prompt, repeat, tokens, seconds); replicates: of the reader's
-    bootstraps.
+    baseline: plain decoding of the same prompts (prompt, repeat, tokens, seconds); replicates: of later bootstraps.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = {

@@ -30,8 +30,7 @@ from .runs import Run, open_folder
 
 HEAD = 1 << 20  # bytes that are looked at to tell a format
 FIRST = 50  # lines of them that may be the first of their kind; those before are bad ones
-_NAMES = [module.name for module in pkgutil.iter_modules(foreign.__path__)]
-_MODULES = {name: import_module(f"{foreign.__name__}.{name}") for name in _NAMES}
+_MODULES = {one.name: import_module(f"{foreign.__name__}.{one.name}") for one in pkgutil.iter_modules(foreign.__path__)}
 _FORMATS = {kind: module for kind, module in _MODULES.items() if hasattr(module, "read")}
 LOAD_FORMATS = {kind: module for kind, module in _MODULES.items() if hasattr(module, "load_points")}
 IMPORTERS: dict[str, Callable[[Path, ImportChoices], list[Imported]]] = {
@@ -44,9 +43,7 @@ def convert(
     files: Sequence[tuple[str, str]], choices: ImportChoices, folder: Path, baseline: pd.DataFrame | None = None
 ) -> list[Run]:
     """Write a run folder below `folder` for each data set of some files (kind, path), and return their runs. UsageError
-    if a file cannot be read; then nothing is written.
-
-    baseline: plain decoding of the same prompts, as `spec_bench.spec_bench_times` reads it.
+    if one cannot be read; then nothing is written. baseline: plain decoding of the same prompts (`spec_bench_times`).
     """
     sources = [source for kind, file in files for source in IMPORTERS[kind](Path(file), choices)]
     runs: list[Run] = []
@@ -117,8 +114,7 @@ def read_loads(path: Path, kind: str = LOAD) -> pd.DataFrame | Gauges:
 
 def read_together(files: Sequence[tuple[str, str, str]], facts: ServerFacts) -> LoadTests:
     """Return the load tests of some files and folders (kind, as `read_loads` takes it; server, "" where the file names
-    it; path). Of the servers, `facts` go before those of a folder. UsageError for what cannot be read, and for gauges
-    alone.
+    it; path). Of the servers, `facts` go before those of a folder. UsageError for what cannot be read, or gauges alone.
     """
     points: list[pd.DataFrame] = []
     gauges: list[Gauges] = []

@@ -43,10 +43,8 @@ class _ArmFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._files = [
-            pq.ParquetFile(part, read_dictionary=_NAMES)
-            for part in ([path] if path.is_file() else sorted(path.glob("*.parquet")))
-        ]
+        parts = [path] if path.is_file() else sorted(path.glob("*.parquet"))
+        self._files = [pq.ParquetFile(part, read_dictionary=_NAMES) for part in parts]
         with named(path):
             for file in self._files:
                 check_columns(file.schema_arrow.names)

@@ -96,8 +96,7 @@ class Run:
     curves: Mapping[str, Mapping[int, float]]  # value by gamma, by name (`curve/measured`, `curve/speedup/replay`, ...)
     fetch: Callable[[str], Path]  # returns the path of a file of the run by name; UsageError if the run has none
     concluded: Mapping[str, Any] | None = None  # the content of `summary.json` while it is not written yet; else None
-    # of the drafters of the session, the one that tables, facts and metrics are about; "" for that of `+drafter=`.
-    # Other drafters are not seen: see `of_drafter`.
+    # the only drafter of the session that tables, facts and metrics are about (`of_drafter`); "" for that of +drafter=
     method: str = ""
 
     def facts(self) -> RunFacts:
@@ -226,18 +225,16 @@ class Run:
         return read_traces(self.fetch("traces.json"))
 
     def replay(self) -> pd.DataFrame:
-        """Read what replays expect: tokens and rounds by gamma, kind, prompt and repeat.
-
-        kind: "own", along the texts that this gamma wrote, "baseline", along the baseline's, or "along" (of imported
-        lengths by position), as if every draft token were as good as a first one. Empty where there is no replay.
+        """Read what replays expect: tokens and rounds by gamma, kind, prompt and repeat; empty where there is no
+        replay. The kind is "own", along the texts that this gamma wrote, "baseline", along the baseline's, or "along"
+        (of imported lengths by position), as if every draft token were as good as a first one.
         """
         return self._own(self._table("replay.parquet"))
 
     def alpha_sums(self) -> pd.DataFrame:
-        """Read the sum of min(p, q) (numerator) over the positions with a proposal (denominator), by prompt and repeat.
-
-        Positions are those of the baseline's texts. Under a lossy verifier the numerator is the sum of its own chances
-        to pass a token drawn from q, min(p/l, q) under lenience; empty where they depend on the depth, and for trees.
+        """Read the sum of min(p, q) (numerator) over the positions of the baseline's texts with a proposal
+        (denominator), by prompt and repeat. Under a lossy verifier the numerator is the sum of its own chances to pass
+        a token drawn from q, min(p/l, q) under lenience; empty where they depend on the depth, and for trees.
         """
         return self._own(self._table("alpha.parquet"))
 
@@ -451,13 +448,11 @@ def open_folder(folder: Path | str) -> Run:
     finished = (analysed or "import" in config) and not (standing and standing.partial)  # no run writes an import
     summary = _parsed(_text(path / "summary.json"), path / "summary.json") if analysed else {}
     with _as_written(path / "summary.json"):
-        metrics = {
-            current_name(key): nan if value is None else float(value)
-            for key, value in summary.get("metrics", {}).items()
-        }
+        logged, lines = summary.get("metrics", {}), summary.get("curves", {})
+        metrics = {current_name(key): nan if value is None else float(value) for key, value in logged.items()}
         curves = {
             current_name(key): {int(gamma): float(value) for gamma, value in points.items()}
-            for key, points in summary.get("curves", {}).items()
+            for key, points in lines.items()
         }
     return Run(
         name=path.name,

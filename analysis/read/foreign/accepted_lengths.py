@@ -32,10 +32,8 @@ WALKED = "Lengths are per position: rounds were made by walking each text from r
 
 
 def read(path: Path, choices: ImportChoices) -> list[Imported]:
-    """Return the rounds of a trace, a data set for each drafter that it has lengths of.
-
-    UsageError for both forms in one file, a length per round beyond gamma, a bare list without `bonus`; and for lines
-    that cannot be used, named with file and line.
+    """Return the rounds of a trace, a data set for each drafter that it has lengths of. UsageError for both forms in a
+    file, a length per round beyond gamma, a bare list without `bonus` and, with file and line, for unusable lines.
     """
     file, positions, rounds = ForeignFile(path, choices), _Positions(choices), _Rounds(choices)
     forms: set[bool] = set()

@@ -77,9 +77,8 @@ def _turns(where: str, choice: Mapping[str, Any]) -> list[tuple[int, int, float]
 
 
 def _rounds_by_depth(where: str, choice: Mapping[str, Any]) -> tuple[list[int], list[int], int] | None:
-    """Return accepted and offered tokens per round and the depth of the tree; None if a choice does not count them.
-
-    Of the rounds that accepted a depth, those that did not test the next one had a path that ended there.
+    """Return accepted and offered tokens per round and the depth of the tree; None if a choice does not count them. Of
+    the rounds that accepted a depth, those that did not test the next one had a path that ended there.
     """
     if "alpha" not in choice:
         return None

@@ -21,9 +21,8 @@ KIND = "spec_bench"
 
 
 def read(path: Path, choices: ImportChoices) -> list[Imported]:
-    """Return the rounds of an answer file; a choice is a repeat, a turn is a text of the same prompt.
-
-    gamma: draft tokens on the longest path (the depth, for trees). UsageError with file and line for another form.
+    """Return the rounds of an answer file; a choice is a repeat, a turn is a text of the same prompt, and gamma counts
+    draft tokens on the longest path (the depth, for trees). UsageError with file and line for another form.
     """
     gamma, file = choices.needed_gamma, ForeignFile(path, choices)
     answers: list[tuple[str, str, str, list[Choice]]] = []

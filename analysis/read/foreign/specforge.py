@@ -39,9 +39,7 @@ class ServerSetting(NamedTuple):
 
 
 def read(path: Path, choices: ImportChoices) -> list[Imported]:
-    """Return a data set for each configuration that drafts: texts are benchmarks, repeats are runs. UsageError for
-    another form.
-    """
+    """Return a data set per drafting configuration: texts are benchmarks, repeats runs. UsageError for another form."""
     settings: dict[ServerSetting, list[ImportedText]] = {}
     with unpacked(path, f"The file {path}") as (content, _):
         raw = content.read(LARGEST_FILE + 1)

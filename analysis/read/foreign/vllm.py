@@ -129,8 +129,7 @@ def _request(line: Line) -> RequestRounds | None:
     if name == "num_accepted_tokens_per_pos":
         per_position = counts(where, name, metrics[name])
         drafts = count(where, "num_drafts", metrics.get("num_drafts"))
-        total = metrics.get("num_accepted_tokens")
-        histogram = histogram_of(where, drafts, per_position, total)
+        histogram = histogram_of(where, drafts, per_position, metrics.get("num_accepted_tokens"))
     else:
         dense = metrics[name]
         if isinstance(dense, Mapping):

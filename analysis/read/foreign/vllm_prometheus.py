@@ -62,8 +62,7 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
         known = dict(labels)
         counter = name.removeprefix(PREFIX) + known.get("position", "")
         models[known.get("model_name", "")][counter] += values[-1] - (values[0] if len(values) > 1 else 0.0)
-    sources = [_made(path, model, counters, choices, notes) for model, counters in models.items()]
-    made = [source for source in sources if source is not None]
+    made = [source for model, counters in models.items() if (source := _made(path, model, counters, choices, notes))]
     if not made:
         raise UsageError(f"{path} has no drafts: no counter {PREFIX}drafts above 0, as of a server that never drafted.")
     return made
