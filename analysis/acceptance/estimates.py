@@ -86,7 +86,6 @@ def robust_error(rounds: pd.DataFrame) -> tuple[float, float]:
 
 def hazards(rounds: pd.DataFrame) -> pd.DataFrame:
     """Return a table by depth k = 1 ... deepest offered (index): at_risk n_k, rejected r_k, acceptance 1 - r_k / n_k.
-
     n_k = #{s + d >= k}, r_k = #{s = k - 1, d = 1}; `acceptance` is NaN where nothing was tested.
     """
     deepest = int(rounds["offered"].max()) if len(rounds) else 0
@@ -108,7 +107,6 @@ def depth_sums(rounds: pd.DataFrame, depths: Sequence[int]) -> pd.DataFrame:
 
 def kaplan_meier_tokens(table: pd.DataFrame) -> float:
     """Return tokens per round, 1 + sum_k prod_{j<=k} h_j, as if every round offered all depths of a `hazards` table.
-
     A depth that no round reached adds nothing: where it could have been reached, the figure is a lower bound.
     """
     return float(product_identity(table["acceptance"].fillna(0.0)))
@@ -155,7 +153,6 @@ def prompt_beta(rounds: pd.DataFrame) -> ModelFit:
 
 def markov(later: pd.DataFrame) -> ModelFit:
     """Fit alpha_1 to rounds that follow a full round of their generation, alpha_0 to those that follow another.
-
     later: from `followers`; the first round of each generation follows none.
     """
     after_full = later["after_full"].to_numpy(dtype=bool)

@@ -37,9 +37,8 @@ class IidTest:
 
 
 def depth(rounds: pd.DataFrame) -> IidTest:
-    """Test whether acceptance varies with depth in any way.
-
-    Likelihood ratio of the position model, 2 (l - l_0); chi-squared with (tested depths - 1) degrees.
+    """Test whether acceptance varies with depth in any way: likelihood ratio of the position model, 2 (l - l_0);
+    chi-squared with (tested depths - 1) degrees.
     """
     tested, reason = _tested(rounds)
     fit = estimates.position(rounds)
@@ -64,7 +63,6 @@ def trend(rounds: pd.DataFrame) -> IidTest:
 
 def mixing(rounds: pd.DataFrame) -> IidTest:
     """Test whether rounds differ in alpha; an effect of depth makes it reject as well.
-
     Likelihood ratio of the beta-geometric model; under the null half chi-squared with 1 degree, half 0.
     """
     n = int((rounds["offered"] > 0).sum())
@@ -75,9 +73,8 @@ def mixing(rounds: pd.DataFrame) -> IidTest:
 
 
 def prompts(rounds: pd.DataFrame) -> IidTest:
-    """Test whether prompts differ in alpha.
-
-    The statistic is sum_p (K_p - alpha N_p)^2 / (N_p alpha (1 - alpha)); chi-squared with P - 1 degrees.
+    """Test whether prompts differ in alpha. The statistic is sum_p (K_p - alpha N_p)^2 / (N_p alpha (1 - alpha));
+    chi-squared with P - 1 degrees.
     """
     sums = prompt_sums(rounds)
     sums = sums[sums["tested"] > 0]
@@ -91,9 +88,8 @@ def prompts(rounds: pd.DataFrame) -> IidTest:
 
 
 def prompts_beta(rounds: pd.DataFrame) -> IidTest:
-    """Test whether prompts differ in alpha by the likelihood ratio of the prompt-beta model.
-
-    Under the null it is half chi-squared with 1 degree, half 0.
+    """Test whether prompts differ in alpha by the likelihood ratio of the prompt-beta model. Under the null it is half
+    chi-squared with 1 degree, half 0.
     """
     sums = prompt_sums(rounds)
     n = int((sums["tested"] > 0).sum())
@@ -105,7 +101,6 @@ def prompts_beta(rounds: pd.DataFrame) -> IidTest:
 
 def previous_round(rounds: pd.DataFrame) -> IidTest:
     """Test whether alpha is the same after full and other rounds; differences between prompts make it reject too.
-
     Likelihood ratio of the Markov model over the rounds that follow another; chi-squared with 1 degree.
     """
     later = estimates.followers(rounds)
@@ -282,9 +277,8 @@ def _likelihood_ratio(fit: estimates.ModelFit, rounds: pd.DataFrame, n: int, bou
 
 
 def ratio_effects(rounds: pd.DataFrame, replicates: int) -> dict[str, Interval]:
-    """Estimate the effects that are ratios of sums, for the rounds of one gamma.
-
-    They are depth, trend, prompts, memory and previous_round; NaN where a denominator is 0.
+    """Estimate the effects that are ratios of sums, for the rounds of one gamma: depth, trend, prompts, memory and
+    previous_round; NaN where a denominator is 0.
     """
     table = prompt_sums(rounds)[["accepted", "tested"]]
     depths = range(1, int(rounds["offered"].max()) + 1)
@@ -294,9 +288,8 @@ def ratio_effects(rounds: pd.DataFrame, replicates: int) -> dict[str, Interval]:
         {f"full_{name}": count * later["after_full"] for name, count in counts.items()}
         | {f"other_{name}": count * ~later["after_full"] for name, count in counts.items()}
     )
-    table = table.assign(
-        kk=table["accepted"] ** 2, kn=table["accepted"] * table["tested"], nn=table["tested"] ** 2, one=1.0
-    )
+    k, n = table["accepted"], table["tested"]
+    table = table.assign(kk=k**2, kn=k * n, nn=n**2, one=1.0)
     lines = []  # lag-1 products of accepted counts, their mean over permutations, and sums of squares
     for prompt, accepted in accepted_sequences(rounds):
         if len(accepted) > 1:
@@ -331,7 +324,6 @@ def ratio_effects(rounds: pd.DataFrame, replicates: int) -> dict[str, Interval]:
 
 def correlations(rounds: pd.DataFrame, refits: int) -> dict[str, Interval]:
     """Estimate rho of the beta-geometric model (mixing) and of the prompt beta (prompts_beta).
-
     Their intervals come from fits to resampled prompts, whose counts add up to all that a fit needs.
     """
     sums, (of_round, _) = prompt_sums(rounds), pd.factorize(rounds["prompt"], sort=True)

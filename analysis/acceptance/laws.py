@@ -85,7 +85,6 @@ def grouped_counts(groups: int) -> tuple[np.ndarray, np.ndarray]:
 
 def beta_quadrature(a: np.ndarray, b: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
     """Return Gauss-Jacobi nodes and weights [B, nodes] of the laws Beta(a, b), a and b [B] > 0; weights sum to 1.
-
     They come from the eigenvectors of the recurrence matrix (Golub and Welsch 1969), which stays finite for large a, b.
     """
     p, q = (b - 1)[:, None], (a - 1)[:, None]  # the exponents on [-1, 1]
@@ -134,7 +133,6 @@ LAWS: dict[str, Callable[[Sums], Law]] = {
 
 def offer_chances(sums: Sums) -> np.ndarray:
     """Return [B, G + 1] chances that a round with room for them offers at least 0, 1, ... G tokens (Kaplan-Meier).
-
     Where no text had room for a number of tokens, the drafter is taken to offer them.
     """
     share = _share(sums["offered"], sums["could_offer"], empty=1.0)
@@ -143,7 +141,6 @@ def offer_chances(sums: Sums) -> np.ndarray:
 
 def round_law(acceptance: np.ndarray, offers: np.ndarray, gamma: int) -> tuple[np.ndarray, np.ndarray]:
     """Return P(k accepted, then a rejection) and P(k accepted, all that was offered), [..., gamma + 1] each.
-
     acceptance: [..., G] by depth, G >= gamma; offers: [..., G + 1] chance to offer at least 0, 1, ... tokens.
     """
     passed = np.concatenate([np.ones((*acceptance.shape[:-1], 1)), np.cumprod(acceptance[..., :gamma], axis=-1)], -1)

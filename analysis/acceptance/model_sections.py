@@ -34,7 +34,6 @@ RECORDED = (
 ONE_GAMMA = "It has lengths at one gamma only: nothing predicts another one, and no alpha of the text is known."
 REPLICATES, REFITS = 1000, 100  # of tests and fits, the same on every page that shows them
 SIGNIFICANT = 0.05
-NO_ORDER = "the source has no order of rounds"
 PERMUTATIONS, FEWER = 1999, 199  # of the memory test; fewer with very many rounds, where any memory shows
 MANY = 200_000  # rounds
 QUESTIONS = {  # test: question, reading of a rejection, reading of none
@@ -88,9 +87,8 @@ def model_sections(run: Run, replicates: int | None = None, refits: int | None =
         offered += int(rounds["offered"].sum())
     if not tested or not all(tested.values()):
         where = ", ".join(str(depth) for depth, positions in tested.items() if not positions)
-        why = f"No draft token was tested at gamma {where}" + (
-            "." if offered else ": the drafter never made a proposal."
-        )
+        reason = "." if offered else ": the drafter never made a proposal."
+        why = f"No draft token was tested at gamma {where}{reason}"
         return [Section("Models of acceptance", (f"{why} There is no acceptance to model, test or predict.",))]
     replay, lacking_replay = _optional(run.replay)
     alpha_sums, lacking_alpha = _optional(run.alpha_sums)
@@ -110,7 +108,7 @@ def model_sections(run: Run, replicates: int | None = None, refits: int | None =
     distinct, ordered = distinct_generations(done), imported is None or imported.ordered
     largest = distinct if max(shared) == gamma else distinct_generations(shared[max(shared)])
     sums = {depth: prompt_sums(distinct_generations(rounds)) for depth, rounds in shared.items()}
-    untested = {} if ordered else dict.fromkeys(("memory", "previous_round"), NO_ORDER)
+    untested = {} if ordered else dict.fromkeys(("memory", "previous_round"), "the source has no order of rounds")
     if own is None:
         untested["implementation"] = no_replay
     along_baseline = None if replay is None else replay[replay["kind"] == "baseline"]
@@ -145,13 +143,9 @@ def tests_section(
     refits: int,
 ) -> Section:
     """Say what the tests of the i.i.d. model find at one gamma: what each asks, how large its effect is, what to beware
-    of.
-
-    Args:
-        rounds: distinct generations at that gamma; done: all of them.
-        sums: accepted and tested positions by prompt (index), at every gamma.
-        replay: expected rounds along the same texts.
-        untested: why a test is not made, by its name.
+    of. rounds: distinct generations at that gamma; done: all of them; sums: accepted and tested positions by prompt
+    (index), at every gamma; replay: expected rounds along the same texts; untested: why a test is not made, by its
+    name.
     """
     gamma = int(rounds["gamma"].iloc[0])
     tests = iid.iid_tests(rounds, FEWER if len(rounds) > MANY else PERMUTATIONS)
@@ -222,7 +216,6 @@ def _verdict(tests: Mapping[str, iid.IidTest], prompts: int) -> str:
 
 def fit_section(rounds: pd.DataFrame, largest: pd.DataFrame, title: str, replicates: int, ordered: bool) -> Section:
     """Compare the models by AIC at the primary gamma, and draw acceptance by depth at the largest.
-
     ordered: False where nobody recorded which round follows which; then there is no model of the round before.
     """
     tables = []
@@ -307,9 +300,8 @@ def stored_prediction(run: Run) -> HeldOutPrediction | Undetermined | None:
         return None
     if "undetermined" in values:
         return Undetermined(values["undetermined"])
-    return HeldOutPrediction(
-        **{name: pd.DataFrame(value) if isinstance(value, list) else value for name, value in values.items()}
-    )
+    fields = {name: pd.DataFrame(value) if isinstance(value, list) else value for name, value in values.items()}
+    return HeldOutPrediction(**fields)
 
 
 def _optional(read: Callable[[], pd.DataFrame]) -> tuple[pd.DataFrame | None, str]:
@@ -334,14 +326,13 @@ def gamma_choice(run: Run) -> Section:
     seen = f"γ {table['measured'].idxmax()} is fastest as measured"
     if formula := lines.get("capped_geometric"):
         seen += f"; the formula would have chosen γ {max(formula, key=formula.__getitem__)}"
+    basis = run_figures.Basis(texts["prompt"].nunique(), int(texts["rounds"].sum()), run.metrics.get("account/alpha"))
     figure = run_figures.curve(
         measured,
         lines,
         title=f"{seen}\n{run.title}",
         ylabel="speedup over the baseline",
-        basis=run_figures.Basis(
-            texts["prompt"].nunique(), int(texts["rounds"].sum()), run.metrics.get("account/alpha")
-        ),
+        basis=basis,
         primary_gamma=run.primary_gamma,
     )
     tables = ((caption, table.reset_index().round(3)),)
@@ -352,7 +343,6 @@ def gamma_choice(run: Run) -> Section:
 
 def choice_in_words(table: pd.DataFrame) -> str:
     """Name the best gamma as measured and by each other column, with the measured speedup that its choice gives.
-
     table: index gamma; measured, ci_low, ci_high, a column per model.
     """
     best = int(table["measured"].idxmax())

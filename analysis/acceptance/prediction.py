@@ -17,7 +17,7 @@ the model `stretches` does without.
 Only counts by prompt are kept, not rounds: a million tokens at 15 gammas are millions of rounds.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -72,12 +72,12 @@ class HeldOutPrediction:
     left_out: dict[str, str]  # model -> why it was not tried
     fit_gamma: int
     prompts: int
-    level: float
     refits: int
     splits: int  # number of splits into halves
     # by how much at most the measured tokens per round of the two halves of a split differ at `fit_gamma`, as a share
     # of the lower
     luck: float
+    level: float = LEVEL  # of all intervals
 
     @property
     def chosen(self) -> str:
@@ -95,13 +95,10 @@ def predict(
     """Return the errors of every model on prompts that it was not fitted on. Undetermined if no model can be fitted on
     both halves; the message is a clause. ValueError if options are out of range.
 
-    Args:
-        arms: of one drafter at one or more gammas, whose largest and smallest are read; the baseline only restricts the
-            prompts.
-        alpha_sums: prompt, numerator, denominator of `alpha.text`; None or empty where the run has none.
-        replay: gamma, prompt, tokens, expected rounds along the baseline's texts; likewise.
-        replicates: bootstrap replicates of the measured intervals.
-        refits: replicates of the intervals of the errors, with every model refitted in each.
+    arms: of one drafter at one or more gammas, whose largest and smallest are read; the baseline only restricts the
+    prompts. alpha_sums: prompt, numerator, denominator of `alpha.text`, None or empty where the run has none; replay:
+    gamma, prompt, tokens, expected rounds along the baseline's texts, likewise. replicates: of the measured intervals'
+    bootstrap; refits: replicates of the intervals of the errors, with every model refitted in each.
     """
     if replicates < 1 or refits < 0:
         raise ValueError(f"replicates and refits are {replicates} and {refits}")
@@ -111,18 +108,17 @@ def predict(
     alpha_sums = None if alpha_sums is None or alpha_sums.empty else alpha_sums
     replay = None if replay is None or replay.empty else replay
     prompts = sorted(shared.texts["prompt"].unique())
-    written = {
-        int(gamma): _Texts.of(part, prompts) for gamma, part in drafted(shared.texts).groupby("gamma", sort=True)
-    }
+    texts = drafted(shared.texts).groupby("gamma", sort=True)
+    written = {int(gamma): _Texts.of(part, prompts) for gamma, part in texts}
     sides = _sides(written[largest].tokens, SEED)
-    # [1 + B, P]; the first row is the data.
-    weights = _weights(sides[0], refits if len(prompts) >= FEWEST else 0)
-    halves = _Halves(by_gamma[largest], by_gamma[smallest], alpha_sums, prompts, largest)
+    refits = refits if len(prompts) >= FEWEST else 0
+    weights = _weights(sides[0], refits)  # [1 + B, P]; the first row is the data
+    halves = _Halves(by_gamma, alpha_sums, prompts)
     tried, left_out = _models(halves, smallest < largest, replay, set(written), weights * sides[0])
     fitted = [name for name in tried if name != "replay"]
     expected = [halves.expected(fitted, weights if not number else weights[:1], side, written)
                 for number, side in enumerate(sides)]  # fmt: skip
-    counted = len(prompts) if len(weights) > 1 else 0  # without replicates there are no bounds
+    counted = len(prompts) if refits else 0  # without replicates there are no bounds
     lines = []
     for gamma, of_gamma in written.items():
         counts = pd.DataFrame({"tokens": of_gamma.tokens, "rounds": of_gamma.rounds})
@@ -159,9 +155,7 @@ def predict(
         raise Undetermined("no model is determined by half of the prompts; decode more of them")
     models, read_off = _summary(table[~read]), _summary(table[read])
     luck = max(written[largest].apart(side) for side in sides)
-    return HeldOutPrediction(
-        table, models, read_off, left_out, largest, len(prompts), LEVEL, len(weights) - 1, len(sides), luck
-    )
+    return HeldOutPrediction(table, models, read_off, left_out, largest, len(prompts), refits, len(sides), luck)
 
 
 def _sides(tokens: np.ndarray, seed: int) -> np.ndarray:
@@ -216,20 +210,21 @@ def _weights(side: np.ndarray, refits: int) -> np.ndarray:
 class _Halves:
     """Counts that models are fitted to, and the fits to either half of the prompts."""
 
-    def __init__(
-        self,
-        deepest: pd.DataFrame,
-        shortest: pd.DataFrame,
-        alpha_sums: pd.DataFrame | None,
-        prompts: list[str],
-        gamma: int,
-    ) -> None:
+    def __init__(self, arms: Mapping[int, pd.DataFrame], alpha_sums: pd.DataFrame | None, prompts: list[str]) -> None:
         """Count the rounds of the largest gamma and those of the smallest. Undetermined if no model can be fitted."""
-        if not (deepest["accepted"] + deepest["rejected"]).any():
+        gamma = max(arms)
+        if not (arms[gamma]["accepted"] + arms[gamma]["rejected"]).any():
             raise Undetermined("no draft token was tested at the largest gamma, so no model can be fitted")
-        fitted = distinct_generations(deepest)
-        self.data = _counts(fitted, shortest, alpha_sums, prompts, gamma)
-        self._table = _outcomes(fitted, prompts, gamma)
+        ordered = distinct_generations(arms[gamma])  # by generation, then by round
+        prompt, repeat = pd.Index(prompts).get_indexer(ordered["prompt"]), ordered["repeat"].to_numpy()
+        changes = (np.diff(prompt, prepend=-1) != 0) | (np.diff(repeat, prepend=repeat[:1]) != 0)
+        # A draft is shortened to the tokens that may still follow: how many a round would have offered is censored.
+        room = np.clip(ordered["tokens_left"].to_numpy(dtype=np.int64) - 1, 0, gamma)
+        names = ("offered", "accepted", "rejected", "committed")
+        columns = {name: ordered[name].to_numpy(dtype=np.int64) for name in names}
+        # The rounds as `make_trace` takes them.
+        self._table: dict[str, np.ndarray] = {"text": np.cumsum(changes) - 1, "prompt": prompt, "room": room, **columns}
+        self.data = _counts(self._table, arms[min(arms)], alpha_sums, prompts, gamma)
         self._gamma, self._offers = gamma, bool((self._table["offered"] < self._table["room"]).any())
         self._near: dict[int, StretchesFit] = {}  # by half: the fit of the first split, from which the others start
 
@@ -269,32 +264,18 @@ class _Halves:
             yield "stretches", partial(fit.rounds_of, steps=fit.steps(weights))
 
 
-def _outcomes(ordered: pd.DataFrame, prompts: list[str], gamma: int) -> dict[str, np.ndarray]:
-    """Return the rounds as `make_trace` takes them; ordered: by generation, then by round."""
-    prompt = pd.Index(prompts).get_indexer(ordered["prompt"])
-    repeat = ordered["repeat"].to_numpy()
-    changes = (np.diff(prompt, prepend=-1) != 0) | (np.diff(repeat, prepend=repeat[:1]) != 0)
-    # A draft is shortened to the tokens that may still follow: how many a round would have offered is censored there.
-    room = np.clip(ordered["tokens_left"].to_numpy(dtype=np.int64) - 1, 0, gamma)
-    names = ("offered", "accepted", "rejected", "committed")
-    columns = {name: ordered[name].to_numpy(dtype=np.int64) for name in names}
-    return {"text": np.cumsum(changes) - 1, "prompt": prompt, "room": room, **columns}
-
-
 def _counts(
-    fitted: pd.DataFrame, shortest: pd.DataFrame, alpha_sums: pd.DataFrame | None, prompts: list[str], gamma: int
+    table: dict[str, np.ndarray], shortest: pd.DataFrame, text_sums: pd.DataFrame | None, prompts: list[str], gamma: int
 ) -> dict[str, np.ndarray]:
-    """Return what models are fitted to, as tables [P, ...] whose weighted sums a replicate has; `fitted` is sorted."""
-    table = _outcomes(fitted, prompts, gamma)
+    """Return what models are fitted to, as tables [P, ...] whose weighted sums a replicate has."""
     row, s, d, room = (table[name] for name in ("prompt", "accepted", "rejected", "room"))
-    offered = table["offered"]
+    offered, text = table["offered"], table["text"]
 
     def per_prompt(values: np.ndarray) -> np.ndarray:
         return np.bincount(row, values, len(prompts))
 
     at_least = partial(exceeding, group=row, groups=len(prompts))  # rounds whose value is at least 1, 2, ...
     refused = at_least((s + 1) * d, gamma + 1)  # rejections at depth 1 or more, 2 or more, ...
-    text = table["text"]
     after_rejection = np.append(False, (d[:-1] == 1) & (text[1:] == text[:-1]))
     first = after_rejection & (s + d > 0)
     accepted, rejected = per_prompt(s), per_prompt(d)
@@ -312,8 +293,8 @@ def _counts(
         "mle": np.stack([accepted, accepted + rejected], axis=1),
         "short": np.stack([short["accepted"], short["accepted"] + short["rejected"]], axis=1).astype(float),
     }
-    if alpha_sums is not None:
-        sums = alpha_sums.groupby("prompt")[["numerator", "denominator"]].sum().reindex(prompts).fillna(0.0)
+    if text_sums is not None:
+        sums = text_sums.groupby("prompt")[["numerator", "denominator"]].sum().reindex(prompts).fillna(0.0)
         counts["text"] = sums.to_numpy(dtype=float)
     return counts
 

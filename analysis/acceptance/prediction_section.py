@@ -72,33 +72,25 @@ def section_of(prediction: HeldOutPrediction | Undetermined, title: str) -> Sect
             f"every model ({prediction.refits} times)."
         )
     models, table = prediction.models, prediction.table
-    ranked = pd.DataFrame(
-        {
-            "model": models["model"].map(LABELS),
-            "mean error": models["bias"].map("{:+.1%}".format),
-            "mean absolute error": models["mean_error"].map("{:.1%}".format),
-            "worst": models["worst_error"].map("{:+.1%}".format),
-            "at gamma": models["worst_gamma"],
-            "gammas missed significantly": models["significant"],
-        }
-    )
-    errors = pd.DataFrame(
-        {
-            "gamma": table["gamma"],
-            "model": table["model"].map(LABELS),
-            "predicted": table["predicted"].map("{:.3f}".format),
-            "measured": [f"{Interval(row.measured, row.ci_low, row.ci_high):.3f}" for row in table.itertuples()],
-            "error": [f"{error:+.1%}" for error in intervals(table, "error")],
-            "over splits": [f"{line.split_low:+.1%} to {line.split_high:+.1%}" for line in table.itertuples()],
-        }
-    )
-    tables = (
-        (
-            "The recommended model, then the others by their error over gammas (predicted over measured, less 1).",
-            ranked,
-        ),
-        (f"Tokens per round, predicted and measured. {sure}", errors),
-    )
+    ranked = {
+        "model": models["model"].map(LABELS),
+        "mean error": models["bias"].map("{:+.1%}".format),
+        "mean absolute error": models["mean_error"].map("{:.1%}".format),
+        "worst": models["worst_error"].map("{:+.1%}".format),
+        "at gamma": models["worst_gamma"],
+        "gammas missed significantly": models["significant"],
+    }
+    errors = {
+        "gamma": table["gamma"],
+        "model": table["model"].map(LABELS),
+        "predicted": table["predicted"].map("{:.3f}".format),
+        "measured": [f"{Interval(row.measured, row.ci_low, row.ci_high):.3f}" for row in table.itertuples()],
+        "error": [f"{error:+.1%}" for error in intervals(table, "error")],
+        "over splits": [f"{line.split_low:+.1%} to {line.split_high:+.1%}" for line in table.itertuples()],
+    }
+    caption = "The recommended model, then the others by their error over gammas (predicted over measured, less 1)."
+    measured = f"Tokens per round, predicted and measured. {sure}"
+    tables = ((caption, pd.DataFrame(ranked)), (measured, pd.DataFrame(errors)))
     figure = prediction_figure(prediction, title=f"{seen}\n{title}")
     return Section(heading, tuple(texts), tables, (("prediction_error", figure),))
 
@@ -108,10 +100,10 @@ def one_sentence(prediction: HeldOutPrediction) -> str:
     models = prediction.models.set_index("model")
     textbook = next((name for name in TEXTBOOK if name in models.index), None)
     model = prediction.chosen
-    gammas = prediction.table["gamma"].nunique()
-    basis = f"mean over {counted(gammas, 'gamma')}, on texts that no model was fitted on"
+    gammas = counted(prediction.table["gamma"].nunique(), "gamma")
     said = (
-        f"{LABELS[model]} {models.at[model, 'bias']:+.1%}, at worst {models.at[model, 'worst_error']:+.1%} ({basis})."
+        f"{LABELS[model]} {models.at[model, 'bias']:+.1%}, at worst {models.at[model, 'worst_error']:+.1%} (mean over "
+        f"{gammas}, on texts that no model was fitted on)."
     )
     if textbook in (None, model):
         return said[0].upper() + said[1:]
@@ -121,7 +113,6 @@ def one_sentence(prediction: HeldOutPrediction) -> str:
 @style.in_style
 def prediction_figure(prediction: HeldOutPrediction, *, title: str) -> Figure:
     """Draw the relative error over gamma by model; the recommended and the capped geometric with intervals."""
-    gammas = sorted(prediction.table["gamma"].unique())
     tried = list(dict.fromkeys(prediction.table["model"]))
     capped = tried[0]
     with_intervals = prediction.table["error_low"].notna().any()
@@ -145,7 +136,7 @@ def prediction_figure(prediction: HeldOutPrediction, *, title: str) -> Figure:
         for gamma, error in zip(part["gamma"], errors, strict=True):
             style.point_tip(axes, gamma, error.estimate, f"{label}, γ {gamma}: {error:+.1%}")
     axes.set(xlabel="γ, depth of a draft in tokens", ylabel="predicted over measured, less 1")
-    pictures.gamma_ticks(axes, gammas)
+    pictures.gamma_ticks(axes, sorted(prediction.table["gamma"].unique()))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.legend(
         loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, fontsize=10.5, columnspacing=1.2, handlelength=2.6

@@ -44,17 +44,13 @@ CERTAIN = 15.0  # of a logit of acceptance with its level and depth
 
 @dataclass(frozen=True)
 class Family:
-    """The parameters that are free: kinds of stretches, depth of the rounds, and whether what is offered varies.
-
-    centre: mean log length of the texts that are fitted, where the mean level is 0.
-    alike: all texts have level 0, so that spread, drift and pull say nothing.
-    """
+    """The parameters that are free: kinds of stretches, depth of the rounds, and whether what is offered varies."""
 
     kinds: int
     depth: int
     offers: bool
-    centre: float
-    alike: bool = False
+    centre: float  # mean log length of the texts that are fitted, where the mean level is 0
+    alike: bool = False  # all texts have level 0, so that spread, drift and pull say nothing
 
     @property
     def levels(self) -> np.ndarray:
@@ -85,9 +81,8 @@ class Family:
     def stretches(self, parameters: np.ndarray) -> "Stretches":
         """Return the models of parameters [B, size], one for each level: [B Q, ...], the levels of one side by side."""
         kinds, u = self.kinds, np.tile(self.levels, len(parameters))[:, None]
-        changes, start, a, slope, spread, _, pull, silent, ends = self._split(
-            np.repeat(parameters, len(self.levels), axis=0)
-        )
+        repeated = np.repeat(parameters, len(self.levels), axis=0)
+        changes, start, a, slope, spread, _, pull, silent, ends = self._split(repeated)
         models = len(u)
         logits = np.zeros((models, kinds, kinds))
         logits[:, ~np.eye(kinds, dtype=bool)] = changes
@@ -103,9 +98,8 @@ class Family:
             powers = expit(ends)[:, None, :] ** k[None, :, None]
             least[:, 1:-1] = expit(-silent)[:, None, :] * powers
         least[:, -1] = 0.0
-        return Stretches(
-            softmax(logits, axis=2), softmax(first, axis=1), expit(np.clip(accept, -CERTAIN, CERTAIN)), least
-        )
+        chances = expit(np.clip(accept, -CERTAIN, CERTAIN))
+        return Stretches(softmax(logits, axis=2), softmax(first, axis=1), chances, least)
 
     def level_chances(self, parameters: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the log chances [B, U, Q] of the levels of texts of `lengths` [U] tokens."""
@@ -168,11 +162,8 @@ class Stretches:
         rejected, full = self.steps()
         offered, accepted, refused, cut = codes.T
         least = self.least[:, offered] - np.where(cut[None, :, None] == 1, 0.0, self.least[:, offered + 1])
-        body = np.where(
-            refused[None, :, None, None] == 1,
-            rejected[:, np.minimum(accepted, rejected.shape[1] - 1)],
-            full[:, accepted],
-        )
+        stopped = rejected[:, np.minimum(accepted, rejected.shape[1] - 1)]
+        body = np.where(refused[None, :, None, None] == 1, stopped, full[:, accepted])
         return least[..., None] * body
 
 
@@ -215,15 +206,11 @@ class Outcomes:
 
 
 def make_trace(table: Mapping[str, np.ndarray], prompts: int) -> Outcomes:
-    """Return the trace of rounds in order.
-
-    table: text, prompt (numbers), offered, accepted, rejected, room, committed [N]; room: the most that could be
-    offered.
-    prompts: more than the largest number of a prompt.
+    """Return the trace of rounds in order. table: text, prompt (numbers), offered, accepted, rejected, room (the most
+    that could be offered), committed [N]; prompts: more than the largest number of a prompt.
     """
-    columns = np.stack(
-        [table["offered"], table["accepted"], table["rejected"], table["offered"] >= table["room"]], axis=1
-    ).astype(np.int64)
+    offered, accepted, rejected, room = (table[name] for name in ("offered", "accepted", "rejected", "room"))
+    columns = np.stack([offered, accepted, rejected, offered >= room], axis=1).astype(np.int64)
     radix = int(columns.max(initial=0)) + 1
     key = ((columns[:, 0] * radix + columns[:, 1]) * 2 + columns[:, 2]) * 2 + columns[:, 3]
     _, first_at, code = np.unique(key, return_index=True, return_inverse=True)
@@ -245,7 +232,6 @@ def make_trace(table: Mapping[str, np.ndarray], prompts: int) -> Outcomes:
 def _passes(trace: Outcomes, matrices: np.ndarray, begin: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return by piece the log-likelihoods [n, Q], the forward laws before each round [R, n, Q, K], the backward values
     after it over the chance of the round [R, n, Q, K], and the backward values at the first round [n, Q, K].
-
     matrices: [C, Q, K, K] of outcomes; begin: [n, Q, K] laws at the first round of each piece.
     """
     active = (trace.rounds >= 0).sum(axis=0)
@@ -327,9 +313,8 @@ class Likelihood:
         matrices = models.outcomes(trace.codes)
         matrices = matrices.reshape(len(parameters), levels, *matrices.shape[1:])
         first = trace.first * 1
-        by_piece, before, after, value = _passes(
-            trace, np.ascontiguousarray(matrices[0].swapaxes(0, 1)), begin[0][:, first].swapaxes(0, 1)
-        )
+        at_x = np.ascontiguousarray(matrices[0].swapaxes(0, 1))
+        by_piece, before, after, value = _passes(trace, at_x, begin[0][:, first].swapaxes(0, 1))
         # The levels of a text given its rounds: all its pieces have one.
         prior = self._family.level_chances(parameters, trace.lengths)
         joint = prior[0].copy()
@@ -340,9 +325,8 @@ class Likelihood:
         owner, codes = trace.text[self._pieces], len(trace.codes)
         passed = (before[self._seen] * posterior[owner][..., None])[..., None] * after[self._seen][:, :, None, :]
         cell = group[owner] * codes + trace.rounds.T[self._seen]
-        places = sparse.csr_matrix(
-            (np.ones(self.rounds), (cell, np.arange(self.rounds))), (groups * codes, self.rounds)
-        )
+        entries = (np.ones(self.rounds), (cell, np.arange(self.rounds)))
+        places = sparse.csr_matrix(entries, (groups * codes, self.rounds))
         count = (places @ passed.reshape(self.rounds, -1)).reshape(groups, codes, levels, *passed.shape[2:])
         slopes = np.einsum("gcqij,pqcij->gp", count, self._slope(matrices), optimize=True)
         starts = np.einsum("pqnk,nqk,nq->np", self._slope(begin)[:, :, first], value, posterior[trace.text])
@@ -353,21 +337,16 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class StretchesFit:
-    """The fit to some texts: parameters [size] that expect as many rounds of them as were taken, and their spread.
-
-    slopes, curvature: of the log-likelihood of `rounds` rounds, by prompt [P, size], and minus its second derivatives.
-    expected, rise: [P] rounds that the fit expects of each prompt, less those taken, and their slopes [P, size].
-    likeliest: [size] parameters of the maximum of the likelihood, before acceptance was raised or lowered.
-    """
+    """The fit to some texts: parameters [size] that expect as many rounds of them as were taken, and their spread."""
 
     family: Family
     parameters: np.ndarray
-    slopes: np.ndarray
-    curvature: np.ndarray
+    slopes: np.ndarray  # [P, size] of the log-likelihood of `rounds` rounds, by prompt
+    curvature: np.ndarray  # [size, size] minus its second derivatives
     rounds: int
-    expected: np.ndarray
-    rise: np.ndarray
-    likeliest: np.ndarray
+    expected: np.ndarray  # [P] rounds that the fit expects of each prompt, less those taken
+    rise: np.ndarray  # [P, size] their slopes
+    likeliest: np.ndarray  # [size] parameters of the maximum of the likelihood, before acceptance was raised or lowered
 
     def steps(self, weights: np.ndarray) -> np.ndarray:
         """Return how far the parameters of replicates lie from those of the data, [B, size], to first order.

@@ -24,7 +24,6 @@ _TICKS = ((5, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)), (30, (1, 2, 3, 5)), (300, (
 
 def factor_table(account: Account, simulated: bool = False) -> pd.DataFrame:
     """Return a line per factor in order, and one for what was measured: name, formula, value, product so far, effect.
-
     The last line is the speedup, or without seconds tokens per round.
     """
     lines, product = [], 1.0
@@ -64,19 +63,18 @@ def time_table(account: Account) -> pd.DataFrame:
 
 def group_table(groups: Sequence[Account], by: str) -> pd.DataFrame:
     """Return a line per group: prompts, alpha, factors, speedup with its interval, and which of `causes` costs most."""
-    return pd.DataFrame(
-        [
-            {
-                by: group.group,
-                "prompts": group.prompts,
-                "alpha": group.alpha if group.own_alpha else nan,
-                **group.factors,
-                "speedup": group.intervals["speedup"],
-                "costs most": losses(group).largest or "none",
-            }
-            for group in groups
-        ]
-    )
+    lines = [
+        {
+            by: group.group,
+            "prompts": group.prompts,
+            "alpha": group.alpha if group.own_alpha else nan,
+            **group.factors,
+            "speedup": group.intervals["speedup"],
+            "costs most": losses(group).largest or "none",
+        }
+        for group in groups
+    ]
+    return pd.DataFrame(lines)
 
 
 def without_alpha(groups: Sequence[Account], by: str) -> tuple[str, ...]:
@@ -93,7 +91,6 @@ def without_alpha(groups: Sequence[Account], by: str) -> tuple[str, ...]:
 
 def account_sections(run: Run) -> list[Section]:
     """Return the account of the primary gamma, by category where there are several, and the worst and best prompts.
-
     UsageError if the run lacks what an account needs.
     """
     sums = account_sums(run)
@@ -148,18 +145,11 @@ def account_section(account: Account, run: Run) -> Section:
     most = f"{account.named(largest).name} costs most, ×{account.value(largest):.2f}" if largest else "nothing is lost"
     most = "not told apart from a busy machine" if account.doubt else f"besides drafting, {most}"
     headline = f"From {account.factors['omega']:.2f} tokens per round to a speedup of {account.speedup:.2f}: {most}"
-    return Section(
-        title="The gap, explained",
-        text=tuple(text),
-        tables=(
-            (
-                f"Factors from the capped geometric to the {clock}; their product is the speedup",
-                factor_table(account, simulated),
-            ),
-            ("A round's time, whatever the order of factors", time_table(account)),
-        ),
-        figures=(("account", waterfall(account, title=f"{headline}\n{run.title}", simulated=simulated)),),
-    )
+    caption = f"Factors from the capped geometric to the {clock}; their product is the speedup"
+    by_time = ("A round's time, whatever the order of factors", time_table(account))
+    figure = waterfall(account, title=f"{headline}\n{run.title}", simulated=simulated)
+    tables = ((caption, factor_table(account, simulated)), by_time)
+    return Section("The gap, explained", tuple(text), tables, (("account", figure),))
 
 
 @style.in_style

@@ -155,14 +155,9 @@ class Account:
         """The product of the factors: equal to `speedup` up to rounding."""
         return prod(self.factors.values())
 
-    @property
-    def replayed(self) -> bool:
-        """True where nothing is left that a replay would tell from dependence."""
-        return "drift" in self.factors or "depth" in self.factors
-
     def named(self, factor: str) -> Factor:
         """Return the words for a factor or for `loop`; without a replay dependence and drift are one factor."""
-        if factor == "dependence" and not self.replayed:
+        if factor == "dependence" and not {"drift", "depth"} & set(self.factors):  # a replay would tell them apart
             return NO_REPLAY
         if factor == "overhead" and "restore" not in self.factors:
             return NO_STATE
@@ -242,12 +237,10 @@ def account_values(
     `offered_tokens`: the mean of what a round offered, where gamma was asked for; `offered_error`: that of omega_bar.
     `x`: weights that a verification of a mixture reads, over those of a call on one token.
 
-    Args:
-        sums: see `account_table`; sums of imported texts also have own_rounds, expected where each text has its own
-            alpha, and along_rounds, counted where every draft token is as good as a first one.
-        alpha: used where the table has no columns alpha_numerator and alpha_denominator, with which it varies with the
-            prompts.
-        t1_s: None where nothing was timed.
+    sums: see `account_table`; those of imported texts also have own_rounds, expected where each text has its own alpha,
+    and along_rounds, counted where every draft token is as good as a first one. alpha: used where the table has no
+    columns alpha_numerator and alpha_denominator, with which it varies with the prompts. t1_s: None where nothing was
+    timed.
     """
     tau = sums["tokens"] / sums["rounds"]
     chance = np.broadcast_to(alpha, np.shape(tau))
@@ -334,11 +327,9 @@ def gap_account(
     """Return the account of the prompts in `table`, an `account_table` of a run or of a part of its prompts, or the
     sums of an imported file. ValueError if times are not positive.
 
-    Args:
-        t1_s: seconds of the target's call on one token; None where nothing was timed.
-        alpha: used where the table has no sums of alpha; it is held fixed in the intervals.
-        alpha_of_text: False if alpha was fitted to the same rounds.
-        doubt: why what was timed gives no verdict, and so gets no interval.
+    t1_s: seconds of the target's call on one token, None where nothing was timed; alpha: used where the table has no
+    sums of alpha, and held fixed in the intervals; alpha_of_text: False if alpha was fitted to the same rounds; doubt:
+    why what was timed gives no verdict, and so gets no interval.
     """
     if t1_s is not None and not (t1_s > 0 and table["verify_s"].sum() > 0 and table["baseline_round_s"].sum() > 0):
         raise ValueError("the account needs positive times: t1, verification, and the baseline's rounds")

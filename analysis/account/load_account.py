@@ -33,7 +33,6 @@ FACTORS = {  # column: the factor that nothing says without it
 
 def explain(tests: LoadTests, contexts: Sequence[float] = ()) -> tuple[Section, ...]:
     """Return the account of load tests. UsageError for points of several targets or several plain servers.
-
     contexts: prompt tokens, other than measured, that a forecast is asked for.
     """
     points, gauges, facts = tests.points, tests.gauges, tests.facts
@@ -123,7 +122,6 @@ def _limit(
     curve: PlainCurve, server: str, gamma: int, facts: ServerFacts, gauges: Sequence[Gauges]
 ) -> tuple[float, str]:
     """Return the requests that can run, infinite where nothing is known, and the sentence that says why.
-
     curve: of the prompts that it is about; the facts are about those that were measured.
     """
     ran, slots, held = (facts.of(name, server) for name in ("most_running", "slots", "held"))
@@ -281,7 +279,6 @@ def _requests(server: str, table: pd.DataFrame, curve: PlainCurve | None, ends: 
 def _same_load(server: str, shared: pd.DataFrame) -> Section:
     """Say what takes tokens per round to the gain where plain decoding was measured at the same loads, but at too few
     for a curve.
-
     shared: the server's points, beside those of plain decoding under names that end in _plain.
     """
     tokens = shared["pooled"].fillna(shared["by_request"])
@@ -344,9 +341,8 @@ def _gain(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculating, 
             f"{last['gain'] / last['memory']:.2f}: waiting takes a factor of {last['memory']:.2f} of throughput, and "
             "nearly all of the time to the first token."
         )
-    low, high = (
-        draft_ms(curve, at, Unknowns(floor=share, within=share), np.array([at.in_flight]))[0] for share in (1.0, 0.0)
-    )
+    bounds = (Unknowns(floor=share, within=share) for share in (1.0, 0.0))
+    low, high = (draft_ms(curve, at, bound, np.array([at.in_flight]))[0] for bound in bounds)
     cheapest = "0" if curve.cheapest is None else f"{curve.cheapest:.3f} (as prompts that came together show)"
     text.append(
         f"A token costs {cheapest} to {curve.dearest:.3f} ms (if all of the plain slope is theirs); so draft and all "
@@ -359,7 +355,6 @@ def _gain(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculating, 
 
 def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculating, evidence: str) -> Section:
     """Say up to which load speculation pays, by plain runs and the one point, with the errors where it was measured.
-
     table: the server's points; empty where the curve is of other prompts than measured.
     """
     made = forecast(curve, at)
@@ -441,7 +436,6 @@ def _unmeasured(curve: PlainCurve) -> str:
 
 def _schedule(curve: PlainCurve, at: Speculating, gains: np.ndarray) -> str:
     """Write the fastest draft lengths in vLLM's format, and what it costs to change the length at all.
-
     gains: over plain decoding, of each draft length on the loads of the curve [gamma + 1, loads].
     """
     best, running = gains.argmax(axis=0), np.minimum(curve.loads, at.admitted)

@@ -56,11 +56,8 @@ class SharedWork:
         experts: pd.DataFrame | None = None,
     ) -> "SharedWork":
         """Return the work that a baseline and one drafter, at one or more gammas, have both done. ValueError for a
-        missing baseline, several drafters or cells, or no rounds at the primary gamma.
-
-        Args:
-            text: as `Run.alpha_sums` reads it; None or empty where the text gave no alpha.
-            replay, experts: as `Run.replay` and `Run.experts` read them.
+        missing baseline, several drafters or cells, or no rounds at the primary gamma. text (None or empty where the
+        text gave no alpha), replay, experts: as `Run.alpha_sums`, `Run.replay` and `Run.experts` read them.
         """
         shared = arms.shared()
         by_gamma, methods = shared.by_gamma(), sorted({method for method, _ in shared} - {*PLAIN})
@@ -121,7 +118,6 @@ class AccountSums:
 
 def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
     """Return the sums of the account at `gamma` (None: the primary one).
-
     UsageError if the run lacks a file, did not measure that gamma, or has tables that contradict themselves.
     """
     arms, replay, text = run.arms(), run.replay(), run.alpha_sums()

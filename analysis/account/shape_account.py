@@ -94,7 +94,6 @@ def _name(run: Run) -> str:
 
 def shape_section(runs: Sequence[Run]) -> Section:
     """Say what each shape accepts beyond the chain and what takes it away, with the accounts side by side.
-
     UsageError as in `compare_shapes`, or if a run lacks what an account needs.
     """
     shapes = compare_shapes(runs)
@@ -116,22 +115,17 @@ def shape_section(runs: Sequence[Run]) -> Section:
         shape: [f"{account.intervals[name].estimate:.3f}" if name in account.intervals else "–" for name in factors]
         for shape, account in accounts.items()
     }
-    return Section(
-        "Chain, rows and tree, decoded live",
-        (
-            answer,
-            f"{shapes.prompts:,} prompts; differences are paired, intervals are 95% prompt-bootstrap intervals. "
-            "Times of a round are in plain steps of the same run.",
-        ),
-        tables=(
-            ("A round of each, in plain steps, and what it yields", pd.DataFrame(rounds)),
-            (
-                "Factors from the capped geometric to the wall clock; their product is the speedup",
-                pd.DataFrame({"factor": factors, **columns}),
-            ),
-        ),
-        figures=(("chain_rows_tree", figure(shapes)),),
+    by_factor = pd.DataFrame({"factor": factors, **columns})
+    setting = (
+        f"{shapes.prompts:,} prompts; differences are paired, intervals are 95% prompt-bootstrap intervals. Times of a "
+        "round are in plain steps of the same run."
     )
+    tables = (
+        ("A round of each, in plain steps, and what it yields", pd.DataFrame(rounds)),
+        ("Factors from the capped geometric to the wall clock; their product is the speedup", by_factor),
+    )
+    figures = (("chain_rows_tree", figure(shapes)),)
+    return Section("Chain, rows and tree, decoded live", (answer, setting), tables, figures)
 
 
 def _sentence(shapes: Shapes, place: int) -> str:

@@ -75,11 +75,8 @@ def formula_verdict(account: Account) -> str:
 
 
 def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
-    """Say at which gammas the capped geometric misses, and by how much.
-
-    Args:
-        table: gamma; error, error_low and error_high (capped geometric over measured, less 1, resampled together).
-        quantity: what was measured, such as "tokens per round".
+    """Say at which gammas the capped geometric misses a measured `quantity`, such as "tokens per round", and by how
+    much. table: gamma; error, error_low and error_high (formula over measured, less 1, resampled together).
     """
     subject = quantity if quantity.startswith("simulated") else f"measured {quantity}"
     known = table.dropna(subset=["error"])
@@ -133,10 +130,8 @@ def cost_alone(account: Account) -> str:
 def unsettled(speedup: Interval, noise: float = 0.0, doubt: str = "") -> str:
     """Say in a clause why a speedup does not settle whether speculation pays; "" where it does.
 
-    Nothing is claimed of fewer than `FEWEST` prompts, without an interval, and within the noise.
-
-    speedup: measured, or predicted before a run; noise: `null/floor` of the run, 0 without a null control; doubt:
-    `Account.doubt`.
+    Nothing is claimed of fewer than `FEWEST` prompts, without an interval, and within the noise. speedup: measured, or
+    predicted before a run; noise: `null/floor` of the run, 0 without a null control; doubt: `Account.doubt`.
     """
     if doubt:
         return doubt
@@ -152,9 +147,8 @@ def unsettled(speedup: Interval, noise: float = 0.0, doubt: str = "") -> str:
 
 
 def causes(account: Account) -> dict[str, Interval]:
-    """Return the factors between the promised speedup and the measured one; their product is the one over the other.
-
-    They are offered, dependence, drift, verify and `loop`, the loop's overhead net of the baseline's own.
+    """Return the factors between the promised speedup and the measured one, whose product is the one over the other:
+    offered, dependence, drift, verify and `loop`, the loop's overhead net of the baseline's own.
     """
     factors = {name: account.intervals[name] for name in account.factors if name not in (*_PROMISED, *_NETTED)}
     return factors | ({"loop": account.intervals["loop"]} if set(_NETTED) & set(account.factors) else {})

@@ -199,9 +199,8 @@ def _key_rows(group: str, paths: Sequence[Path]) -> Table:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the pages, and the pictures if a run's folder is named; return the exit code."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Make the generated pages of the guide again.")
-    parser.add_argument(
-        "run", type=Path, nargs="?", help="folder of a finished run, whose figures become the guide's pictures"
-    )
+    about = "folder of a finished run, whose figures become the guide's pictures"
+    parser.add_argument("run", type=Path, nargs="?", help=about)
     run = parser.parse_args(arguments).run
     try:
         notebooks = Path(config_dir()).parent / "notebooks"

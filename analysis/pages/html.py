@@ -36,7 +36,6 @@ class Chapter:
 
 def write_report(folder: Path, title: str, chapters: Sequence[Chapter]) -> tuple[Path, Path]:
     """Write `report.html` and `report.md` (figures in `report_figures/`) into `folder`; each figure is drawn once.
-
     Figures of an earlier report there are removed. OSError if the folder cannot be written.
     """
     drawn: dict[int, str] = {}  # by the figure's id: SVG with letters as text, for a page that brings their font

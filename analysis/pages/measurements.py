@@ -253,9 +253,8 @@ def _real_model(path: Path) -> tuple[str, Table]:
         if not line["temperature"]:
             rates = dict(zip(line["gammas"], line["tokens_per_round"], strict=True))
             row = {"prompts": SETS[line["set"]], "drafter": line["name"], "tokens": line["tokens"]}
-            table.append(
-                row | {f"gamma {gamma}": f"{rates[gamma]:.2f}" for gamma in (1, 2, 4, 8, 15) if gamma in rates}
-            )
+            row |= {f"gamma {gamma}": f"{rates[gamma]:.2f}" for gamma in (1, 2, 4, 8, 15) if gamma in rates}
+            table.append(row)
     return " ".join(section.text[0] for section in real_sections(path) if section.tables), table
 
 

@@ -53,7 +53,6 @@ def run_chapters(
 ) -> list[Chapter]:
     """Make one chapter per run, after a comparison where there are several; behind them those of imported files, after
     a table of all, and of load tests. UsageError if a file and its baseline share no timed prompt.
-
     done: called after each run's.
     """
     own: list[Run] = []
@@ -71,14 +70,9 @@ def run_chapters(
                 sections += _guarded(title, partial(make, run))
         at = "" if run.primary_gamma is None else f", gamma {run.primary_gamma}"
         unfinished = "" if run.status == "FINISHED" else f" ({run.status.lower()})"
-        remarks = _remarks(notes) if len(own) == 1 else []
-        chapters.append(
-            Chapter(
-                f"{run.title}{at} [{run.name}]{unfinished}",
-                (*run_sections.arranged(sections, run), *remarks),
-                shown=0 if len(own) > MANY else 1 if len(own) > 1 else None,
-            )
-        )
+        shown = 0 if len(own) > MANY else 1 if len(own) > 1 else None
+        arranged = (*run_sections.arranged(sections, run), *(_remarks(notes) if len(own) == 1 else []))
+        chapters.append(Chapter(f"{run.title}{at} [{run.name}]{unfinished}", arranged, shown))
         done()
     if len(own) > 1:
         chapters = [*_compared(own, notes), *chapters]

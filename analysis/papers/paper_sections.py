@@ -36,10 +36,7 @@ COLUMNS = (
 
 
 def paper_sections(published: pd.DataFrame) -> list[Section]:
-    """Return a section per check that finds figures, and which printed tables were used.
-
-    published: from `paper_tables.load_published`.
-    """
+    """Return a section per check that finds figures in `published` (`load_published`), and which tables were used."""
     figures = printed_figures(published)
     tables = {name: check(figures) for name, (check, _) in CHECKS.items()}
     sections = [words(tables[name]) for name, (_, words) in CHECKS.items() if len(tables[name])]

@@ -174,7 +174,6 @@ def solved_alpha(tokens: float, gamma: int) -> float:
 
 def predictions(figures: pd.DataFrame) -> pd.DataFrame:
     """Set printed speedups of Theorem 3.8 (2211.17192) beside the formula at the printed alpha, gamma and c.
-
     Where no gamma is printed, the best one counts. Columns alpha, c, printed, formula, low, high, agrees.
     """
     rows = []
@@ -222,7 +221,6 @@ def ceilings(figures: pd.DataFrame) -> pd.DataFrame:
 
 def round_times(figures: pd.DataFrame) -> pd.DataFrame:
     """Divide tokens per round by the speedup: the time of a round in tokens of the baseline.
-
     possible: no if the round would be faster than one token of the baseline, whatever was rounded.
     """
     both = _having(figures, "tokens_per_round", "speedup_measured").rename_axis(columns=None)
@@ -320,7 +318,6 @@ def starts(figures: pd.DataFrame) -> pd.DataFrame:
 
 def lenience(figures: pd.DataFrame) -> pd.DataFrame:
     """Check that printed alphas of a lenient rule, sum min(p / l, q), lie between alpha at l = 1 and alpha / l.
-
     Columns l, alpha, printed, bound, within.
     """
     rows = _having(figures, "alpha").reset_index()
@@ -330,14 +327,12 @@ def lenience(figures: pd.DataFrame) -> pd.DataFrame:
     table = rows[rows["l"] < 1].merge(strict[[*SETTING, "alpha"]], on=SETTING, suffixes=("_l", ""))
     bound = np.minimum(1.0, (table["alpha"] + table["alpha.half"]) / table["l"])
     within = table["alpha_l"].between(table["alpha"], bound + table["alpha.half"])
-    return table.assign(printed=table["alpha_l"], bound=bound, within=within)[
-        [*KEY, "l", "alpha", "printed", "bound", "within"]
-    ]
+    table = table.assign(printed=table["alpha_l"], bound=bound, within=within)
+    return table[[*KEY, "l", "alpha", "printed", "bound", "within"]]
 
 
 def several_drafts(figures: pd.DataFrame) -> pd.DataFrame:
     """Set printed tokens per round of K drafts beside those of K independent rows at the alpha of one draft.
-
     alpha is solved from what is printed for K = 1. expected: (w + 1) - sum_i (1 - alpha^i)^K for rows of width w.
     """
     rows = _having(figures, "tokens_per_round").reset_index()
@@ -345,16 +340,13 @@ def several_drafts(figures: pd.DataFrame) -> pd.DataFrame:
     rows = rows[rows["drafts"].notna() & (rows["gamma"] > 0)]
     single = rows[rows["drafts"] == 1][[*SETTING, "tokens_per_round"]]
     table = rows[rows["drafts"] > 1].merge(single, on=SETTING, suffixes=("", "_single"))
-    table["alpha"] = [
-        solved_alpha(*pair) for pair in zip(table["tokens_per_round_single"], table["gamma"], strict=True)
-    ]
+    table["alpha"] = list(map(solved_alpha, table["tokens_per_round_single"], table["gamma"]))
     table["expected"] = [
         float(model.tokens_per_round_rows(row.alpha, row.gamma, int(row.drafts))) for row in table.itertuples()
     ]
     table["error"] = table["expected"] / table["tokens_per_round"] - 1
-    return table.rename(columns={"tokens_per_round": "printed"})[
-        [*KEY, "drafts", "alpha", "expected", "printed", "error"]
-    ]
+    table = table.rename(columns={"tokens_per_round": "printed"})
+    return table[[*KEY, "drafts", "alpha", "expected", "printed", "error"]]
 
 
 def coverage(published: pd.DataFrame, checks: dict[str, pd.DataFrame]) -> pd.DataFrame:

@@ -132,10 +132,8 @@ def alpha_in_words(table: pd.DataFrame) -> str:
     for setting, part in table.groupby("setting", sort=False):
         sentences = [f"**{setting}.**"]
         for temperature, rows in part.groupby("temperature"):
-            values = ", ".join(
-                f"{row.drafter} {Interval(row.alpha, row.ci_low, row.ci_high):.3f}" for row in rows.itertuples()
-            )
-            sentences.append(f"Temperature {temperature:g}: {values}. {_order_in_words(rows)}")
+            values = [f"{row.drafter} {Interval(row.alpha, row.ci_low, row.ci_high):.3f}" for row in rows.itertuples()]
+            sentences.append(f"Temperature {temperature:g}: {', '.join(values)}. {_order_in_words(rows)}")
         sentences.append(temperature_in_words(part))
         short = int((part["tokens"] < 10_000).sum())
         if short:

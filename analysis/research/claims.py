@@ -565,9 +565,8 @@ def _medusa(basis: ClaimEvidence) -> Iterator[Claim]:
 
 def _grounded(basis: ClaimEvidence) -> Iterator[Claim]:
     claim, printed = partial(Claim, GROUNDED), heads_ablation.PUBLISHED_GAIN
-    grounded, independent = (
-        basis.ablated(heads, "tree") for heads in (heads_ablation.GROUNDED, heads_ablation.INDEPENDENT)
-    )
+    kinds = (heads_ablation.GROUNDED, heads_ablation.INDEPENDENT)
+    grounded, independent = (basis.ablated(kind, "tree") for kind in kinds)
     gain = heads_ablation.difference(grounded, independent)
     yield claim(
         "Heads that read what was drafted yield more tokens per step than independent ones",

@@ -110,12 +110,10 @@ def more_tokens_per_round(run: Measured, at: str, other: Measured, other_at: str
 
 def tokens_per_round_elsewhere(run: Measured, at: str, other: Measured, other_at: str) -> Interval:
     """Return the tokens per round of one arm less those of another on other prompts, each resampled for itself."""
-    tables = [arm(run, at), arm(other, other_at)]
-    drawn = [
-        with_replicates(table[["tokens", "rounds"]].to_numpy(), REPLICATES, seed) for seed, table in enumerate(tables)
-    ]
+    counts = [table[["tokens", "rounds"]].to_numpy() for table in (arm(run, at), arm(other, other_at))]
+    drawn = [with_replicates(table, REPLICATES, seed) for seed, table in enumerate(counts)]
     values = [sums[:, 0] / sums[:, 1] for sums in drawn]
-    return Interval.of_replicates(values[0] - values[1], min(len(table) for table in tables), ANY)
+    return Interval.of_replicates(values[0] - values[1], min(map(len, counts)), ANY)
 
 
 def alpha(run: Measured) -> Interval:

@@ -40,9 +40,7 @@ class GpuMeasurement:
         )
 
     def sections(self) -> tuple[Section, ...]:
-        """Return a section for each part of the measurement, in its order. UsageError if a part lacks something that
-        this version reads.
-        """
+        """Return a section per part, in the measurement's order. UsageError if one lacks what this version reads."""
         made = []
         for name, (title, read) in PARTS.items():
             part = self.found["sections"].get(name)

@@ -49,9 +49,7 @@ WORDS = {  # variant -> its name in sentences
 
 
 def load_ablation(path: Path | str = RESULT) -> list[Measured]:
-    """Return what a result file holds, an entry for each variant, structure and depth. UsageError as of
-    `load_figures`.
-    """
+    """Return the entries of a result file, by variant, structure and depth. UsageError as of `load_figures`."""
     with load_figures(path, "test_heads_ablation", "ablations", "ablations of heads") as entries:
         for entry in entries:
             prompt_counts(entry)[["asked_1", "hits_1"]]
@@ -68,9 +66,7 @@ def ablation_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
 
 
 def prompt_counts(measured: Measured) -> pd.DataFrame:
-    """Return by prompt the tokens and rounds and, where heads were judged, for each the tokens that it was asked for
-    and its hits.
-    """
+    """Return by prompt the tokens and rounds and, where heads were judged, the tokens asked of each and its hits."""
     counts = measured["by_prompt"]
     columns = {"tokens": counts["tokens"], "rounds": counts["rounds"]}
     for name in ("asked", "hits"):
@@ -113,9 +109,7 @@ def on_one_text(entries: Sequence[Measured], *variants: str) -> list[Measured]:
 
 
 def both(first: Measured, second: Measured) -> pd.DataFrame:
-    """Return counts of two entries on the prompts that both have, those of the second end in `_over`. UsageError if
-    they share no prompt.
-    """
+    """Return counts of two entries on the prompts that both have, the second's in `_over`. UsageError without any."""
     table = paired(prompt_counts(first), prompt_counts(second))
     if table.empty:
         raise UsageError(
@@ -340,18 +334,16 @@ def count_section(entries: Sequence[Measured]) -> Section:
         pictures.line(axes, depths, rates, style.look(0), "grounded heads")
         axes.set(xlabel="heads in use, and depth of the tree", ylabel="tokens per round")
         axes.set_xticks(depths)
-    shown = pd.DataFrame(
-        {
-            "heads in use": depths,
-            "nodes": [entry["nodes"] for entry in used],
-            "tokens per round": [f"{rate:.2f}" for rate in rates],
-            "beyond one head fewer": ["", *(f"{step:+.2f}" for step in steps)],
-            "draft over t(1)": [entry["cost"]["cost/g"] for entry in used],
-        }
-    )
+    shown = {
+        "heads in use": depths,
+        "nodes": [entry["nodes"] for entry in used],
+        "tokens per round": [f"{rate:.2f}" for rate in rates],
+        "beyond one head fewer": ["", *(f"{step:+.2f}" for step in steps)],
+        "draft over t(1)": [entry["cost"]["cost/g"] for entry in used],
+    }
     text = (f"{answer}: {steps_in_words}.", "A head that a tree has no level for is not computed.")
     caption = "Of five heads trained together, the first 1 to 5 in use"
-    return Section(title, text, ((caption, shown),), (("heads_count", figure),))
+    return Section(title, text, ((caption, pd.DataFrame(shown)),), (("heads_count", figure),))
 
 
 def panels_section(path: Path | str = RESULT) -> Section:

@@ -112,12 +112,8 @@ def training_section(histories: Mapping[str, pd.DataFrame], title: str = SHIPPED
     ]
     caption = "Accuracy on held-out text at the last score, given the true tokens before"
     figure = _over_training(histories, f"Top-1 and top-5 accuracy over training\n{title}")
-    return Section(
-        "Accuracy over training",
-        (*texts, FLAT_END),
-        ((caption, pd.DataFrame(by_head)),),
-        (("heads_over_training", figure),),
-    )
+    tables = ((caption, pd.DataFrame(by_head)),)
+    return Section("Accuracy over training", (*texts, FLAT_END), tables, (("heads_over_training", figure),))
 
 
 def final_accuracies(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -242,9 +238,8 @@ def accuracies(by_kind: Mapping[str, Measured]) -> pd.DataFrame:
 
     ranges = dict.fromkeys((f"{word}_{top}" for word in KINDS.values() for top in TOPS), SHARE)
     ranges["lead"] = Range(-1.0, 1.0)
-    return pd.DataFrame(
-        {"head": head, **bootstrap(table, partial(values, head), ranges=ranges)} for head in head_count(by_kind)
-    )
+    lines = ({"head": head, **bootstrap(table, partial(values, head), ranges=ranges)} for head in head_count(by_kind))
+    return pd.DataFrame(lines)
 
 
 def accuracy_section(path: Path | str = RESULT) -> Section:
@@ -262,12 +257,9 @@ def accuracy_section(path: Path | str = RESULT) -> Section:
         f"{texts} ({entry['text']}), {int(sum(asked[0] for asked in entry['asked'])):,} positions of head 1, in pieces "
         f"of {entry['piece_tokens']} tokens, given the true tokens before"
     )
+    shown_tops = [(kind, top) for kind in ("grounded", "independent") for top in (5, 1)]
     figure = accuracy_by_head(
-        {
-            f"{kind}, top-{top}": list(table[f"{kind}_top{top}"])
-            for kind in ("grounded", "independent")
-            for top in (5, 1)
-        },
+        {f"{kind}, top-{top}": list(table[f"{kind}_top{top}"]) for kind, top in shown_tops},
         title=f"{TITLE}\npocket ({entry['dtype']}), heads of {entry['trained_tokens']:,} tokens of training",
         caption=f"{setting}. Bars: 95% text-bootstrap intervals.",
     )

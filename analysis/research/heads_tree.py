@@ -55,13 +55,11 @@ def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
         beyond = {shape: f"{difference(trees[shape], drawn):+.3f}" for shape in (JOINT, CHANCES, OWN)}
         drawn_by_hand.append(
             f"With {heads} heads the tree of {joint['nodes']} nodes that was found jointly for all heads yields "
-            f"{tokens_per_round(joint):.3f} tokens per round, {beyond[JOINT]} beyond the one that was drawn "
-            f"by hand; the one found by chances {beyond[CHANCES]}, the one found jointly for these "
-            f"heads alone {beyond[OWN]}."
+            f"{tokens_per_round(joint):.3f} tokens per round, {beyond[JOINT]} beyond the one that was drawn by hand; "
+            f"the one found by chances {beyond[CHANCES]}, the one found jointly for these heads alone {beyond[OWN]}."
         )
-        dense = max(
-            (tree for shape, tree in trees.items() if shape.startswith(CARTESIAN)), key=lambda tree: int(tree["nodes"])
-        )
+        cartesian = [tree for shape, tree in trees.items() if shape.startswith(CARTESIAN)]
+        dense = max(cartesian, key=lambda tree: int(tree["nodes"]))
         sparse = _by_chances(trees, 64)
         products.append(
             f"With {heads} heads the best tree of {sparse['nodes']} nodes yields {tokens_per_round(sparse):.2f} tokens "

@@ -63,10 +63,8 @@ def prediction_families(path: Path = FAMILIES) -> Section:
     shown = seeds.groupby("family", sort=False).size().rename("seeds").reset_index()
     shares = {}
     for name, label in NAMES.items():
-        worst = seeds[f"{name}_error"].groupby(seeds["family"], sort=False)
-        shown[f"{label}: worst errors"] = [
-            f"{low:+.1%} to {high:+.1%}" for low, high in worst.agg(["min", "max"]).values
-        ]
+        ends = seeds[f"{name}_error"].groupby(seeds["family"], sort=False).agg(["min", "max"]).values
+        shown[f"{label}: worst errors"] = [f"{low:+.1%} to {high:+.1%}" for low, high in ends]
         shares[name] = holds(name)
         shown[f"{label}: hold"] = shares[name].groupby(seeds["family"], sort=False).mean().map("{:.0%}".format).values
     words = (

@@ -93,18 +93,15 @@ def pays_section(decoded: Sequence[Measured]) -> Section:
             row |= {f"speedup at {at}": f"{fast[line['name'], at]:.2f}" for at in sorted(line["arms"], key=int)}
             identical = line["metrics"].get("lossless/identical")
             table.append(row | {"outputs as plain": "drawn" if identical is None else f"{identical:.0%}"})
-            bars.setdefault(line["name"], {})[where] = max(
-                (fast[line["name"], at] for at in line["arms"]), key=lambda value: value.estimate
-            )
+            own = [fast[line["name"], at] for at in line["arms"]]
+            bars.setdefault(line["name"], {})[where] = max(own, key=lambda value: value.estimate)
             categories += _by_category(line, where) if line["name"] == name else []
     wide = pd.DataFrame(table)
     speeds = sorted((name for name in wide if name.startswith("speedup at")), key=lambda name: int(name.split()[-1]))
     columns = ["prompts", "drafter", "tokens per round", *speeds, "outputs as plain"]
     tables = [("95% prompt-bootstrap intervals; speedup by draft length, prefill apart.", wide[columns].fillna("–"))]
-    if categories:
-        tables.append(
-            ("The fastest drafter of each set by category, at its own draft length.", pd.DataFrame(categories))
-        )
+    caption = "The fastest drafter of each set by category, at its own draft length."
+    tables += [(caption, pd.DataFrame(categories))] if categories else []
     answer = f"Of the drafters that were timed on {MODEL}, there pays: {'; '.join(told)}."
     held = [line["as_generate"] for line in decoded if "as_generate" in line]
     if held:
@@ -118,14 +115,21 @@ def pays_section(decoded: Sequence[Measured]) -> Section:
 
 
 def formula_section(along: Sequence[Measured], decoded: Sequence[Measured]) -> Section:
-    """Return how far predictions of tokens per round are off at each gamma, and which factors of the account take the
-    formula's speedup to the measured one.
-    """
+    """Return the errors of predictions by gamma, and which factors take the formula's speedup to the measured one."""
     title = "How wrong is the formula, and why?"
     known = [line for line in along if all(model in line["errors"] for model in MODELS.values())]
     if not known:
         return _missing(title, ALONG)
-    errors = errors_section(_sources(known), title)
+    worst_errors = []  # over gamma, of each model
+    for line in known:
+        row = {"kind": _where(line), "source": line["name"], "texts": len(line["prompts"]), "tokens": line["tokens"]}
+        for name, model in MODELS.items():
+            by_gamma = pd.DataFrame(line["errors"][model], columns=["error", "low", "high"], dtype=float)
+            worst = by_gamma["error"].abs().idxmax()
+            row |= {f"{name}_mean": by_gamma["error"].mean(), f"{name}_gamma": line["gammas"][worst]}
+            row |= Interval(*by_gamma.loc[worst]).as_columns(f"{name}_error")
+        worst_errors.append(row)
+    errors = errors_section(pd.DataFrame(worst_errors), title)
     share, reasons = [], []
     for line in decoded:
         promised = line["metrics"].get("speedup.capped_geometric")
@@ -158,10 +162,8 @@ def advice_section(decoded: Sequence[Measured]) -> Section:
             foretold, measured = _interval(values), speedup(line, gamma)
             right += (foretold.estimate > 1) == (measured.estimate > 1)
             off.append(foretold.estimate / measured.estimate - 1)
-            row = {"prompts": _where(line), "drafter": line["name"], "gamma": gamma}
-            table.append(
-                row | {"foretold": f"{foretold:.2f}", "measured": f"{measured:.2f}", "error": f"{off[-1]:+.1%}"}
-            )
+            row = {"prompts": _where(line), "drafter": line["name"], "gamma": gamma, "foretold": f"{foretold:.2f}"}
+            table.append(row | {"measured": f"{measured:.2f}", "error": f"{off[-1]:+.1%}"})
     if not table:
         return _missing(title, DECODING)
     errors = pd.Series(off).abs()
@@ -169,9 +171,8 @@ def advice_section(decoded: Sequence[Measured]) -> Section:
         f"`specdec.advise`, which never speculates, says rightly in {right} of {len(table)} cases whether drafts make "
         f"decoding faster or slower, and is off by {errors.median():.1%} in the median, by {errors.max():.1%} at most."
     )
-    return Section(
-        title, (answer,), (("Speedups foretold from plain texts and single calls, and measured.", pd.DataFrame(table)),)
-    )
+    caption = "Speedups foretold from plain texts and single calls, and measured."
+    return Section(title, (answer,), ((caption, pd.DataFrame(table)),))
 
 
 def grounding_section(timed: Sequence[Measured]) -> Section:
@@ -224,20 +225,6 @@ def _by_category(line: Measured, where: str) -> list[dict[str, str]]:
             row[what.replace("_", " ")] = f"{value:.2f}"
         rows.append(row)
     return rows
-
-
-def _sources(along: Sequence[Measured]) -> pd.DataFrame:
-    """Return the lines as `errors_section` reads them: the worst error over gamma of each model."""
-    rows = []
-    for line in along:
-        row = {"kind": _where(line), "source": line["name"], "texts": len(line["prompts"]), "tokens": line["tokens"]}
-        for name, model in MODELS.items():
-            errors = pd.DataFrame(line["errors"][model], columns=["error", "low", "high"], dtype=float)
-            worst = errors["error"].abs().idxmax()
-            row |= {f"{name}_mean": errors["error"].mean(), f"{name}_gamma": line["gammas"][worst]}
-            row |= Interval(*errors.loc[worst]).as_columns(f"{name}_error")
-        rows.append(row)
-    return pd.DataFrame(rows)
 
 
 @style.in_style

@@ -69,7 +69,6 @@ def product_identity(hazards: ArrayLike) -> Values:
 
 def tokens_per_round_rows(alpha: ArrayLike, width: int, rows: ArrayLike) -> Values:
     """Return the expected tokens of a round with k independent rows of width w: (w + 1) - sum_{i<=w} (1 - alpha^i)^k.
-
     Rows are i.i.d. draws; rows whose first tokens are distinct (top-k) follow another law (theory.md 2.4).
     """
     chance, k = np.broadcast_arrays(probability(alpha, "alpha"), count(rows, "rows"))
@@ -101,9 +100,8 @@ def longest_of_batch(shares: ArrayLike, batch: ArrayLike) -> Values:
 
 
 def operations(alpha: ArrayLike, gamma: ArrayLike, c_ops: ArrayLike) -> Values:
-    """Return (gamma c_ops + gamma + 1) / Omega, the operations over those of plain decoding (Theorem 3.11).
-
-    c_ops is the drafter's operations per token over the target's.
+    """Return (gamma c_ops + gamma + 1) / Omega, the operations over those of plain decoding (Theorem 3.11). c_ops is
+    the drafter's operations per token over the target's.
     """
     length = count(gamma, "gamma")
     return (length * nonnegative(c_ops, "c_ops") + length + 1) / tokens_per_round(alpha, length)
@@ -121,7 +119,6 @@ def optimal_gamma(
     alpha: float, c: float, verification: Callable[[int], float] | None = None, max_gamma: int = 200
 ) -> OptimalGamma:
     """Find the gamma in 0 ... max_gamma that maximises Omega / (v(gamma) + gamma c); the shortest of equals.
-
     `verification(gamma)` is v for gamma = 1 ... max_gamma; without it v is 1.
     """
     gammas = np.arange(int(count(max_gamma, "max_gamma", minimum=1)) + 1)

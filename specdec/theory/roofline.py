@@ -19,13 +19,8 @@ def distinct_experts(chances: ArrayLike, tokens: ArrayLike) -> Values:
     """Return the expected number of distinct experts that independent tokens choose, sum over e of 1 - (1 - p_e)^n.
 
     It holds for any way in which one token chooses a set of experts, because expectations add up (occupancy; for equal
-    chances k / E it is E (1 - (1 - k / E)^n), MoESD, 2505.19645).
-
-    Args:
-        chances: [..., E] the chance p_e that a token chooses expert e; they sum to the k that each token chooses.
-        tokens: n, whole numbers [...] that broadcast with the leading axes of `chances`.
-    Raises:
-        ValueError: a chance outside [0, 1], or an n that is no whole number of at least 0.
+    chances k / E it is E (1 - (1 - k / E)^n), MoESD, 2505.19645). chances: [..., E] the chance p_e that a token chooses
+    expert e, which sum to the k that each token chooses; tokens: n [...], which broadcasts with their leading axes.
     """
     spared = (1 - probability(chances, "chances")) ** np.expand_dims(count(tokens, "tokens"), -1)
     return (1 - spared).sum(axis=-1)[()]
@@ -33,25 +28,16 @@ def distinct_experts(chances: ArrayLike, tokens: ArrayLike) -> Values:
 
 @dataclass(frozen=True)
 class Product:
-    """One kind of matrix product in a call: the call's tokens times a matrix [inputs, outputs] that is read from
-    memory.
+    """One kind of matrix product in a call: its tokens times a matrix [inputs, outputs] that is read from memory."""
 
-    Attributes:
-        name: the model's name of the matrix, or "attention scores" and "attention values".
-        inputs, outputs: size of the matrix; None stands for the cached tokens (the matrix is then the cache).
-        matrices: number of such matrices that one call reads (layers; layers x kv heads for attention).
-        bytes_per_value: size of one stored value.
-        queries: vectors that each token brings to one matrix (heads per kv head in attention, else 1).
-        experts, chosen: a mixture has `experts` matrices in the place of each of the `matrices`, of which each token
-            takes `chosen`, any of them with the same chance and independently of other tokens.
-    """
-
-    name: str
-    inputs: int | None
+    name: str  # the model's name of the matrix, or "attention scores" and "attention values"
+    inputs: int | None  # None, here or as `outputs`, stands for the cached tokens (the matrix is then the cache)
     outputs: int | None
-    matrices: int
-    bytes_per_value: float
-    queries: int = 1
+    matrices: int  # number of such matrices that one call reads (layers; layers x kv heads for attention)
+    bytes_per_value: float  # size of one stored value
+    queries: int = 1  # vectors that each token brings to one matrix (heads per kv head in attention, else 1)
+    # a mixture has `experts` matrices in the place of each of the `matrices`, of which each token takes `chosen`, any
+    # of them with the same chance and independently of other tokens
     experts: int = 1
     chosen: int = 1
 
@@ -106,10 +92,7 @@ def threshold(bandwidth: float, throughput: float) -> float:
 
 
 def ridge_rows(read_bytes: ArrayLike, flops_per_row: ArrayLike, bandwidth: float, throughput: float) -> Values:
-    """Return n* = (W + KV) F / (2 P BW), the number of tokens at which a call leaves the memory-bound region.
-
-    Below 1, even one token is bound by arithmetic.
-    """
+    """Return n* = (W + KV) F / (2 P BW), the tokens from which on arithmetic bounds a call (below 1: even one)."""
     return nonnegative(read_bytes, "read_bytes") * threshold(bandwidth, throughput) / positive(flops_per_row, "flops")
 
 

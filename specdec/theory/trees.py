@@ -28,17 +28,11 @@ Accuracy: TypeAlias = Sequence[float] | Sequence[Sequence[float]] | FloatArray
 
 @dataclass(frozen=True)
 class RankedTree:
-    """A topology in level order: by depth, then by parent, then by rank.
+    """A topology in level order: by depth, then by parent, then by rank."""
 
-    Attributes:
-        parents: [N] parent of each node, -1 for the root.
-        ranks: [N] rank of each node among its siblings, 0 for the drafter's first choice.
-        tokens: expected tokens of a round, the root's included.
-    """
-
-    parents: tuple[int, ...]
-    ranks: tuple[int, ...]
-    tokens: float
+    parents: tuple[int, ...]  # [N] parent of each node, -1 for the root
+    ranks: tuple[int, ...]  # [N] rank of each node among its siblings, 0 for the drafter's first choice
+    tokens: float  # expected tokens of a round, the root's included
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -46,9 +40,8 @@ class RankedTree:
 
 def expected_tokens(parents: Sequence[int], ranks: Sequence[int], accuracy: Accuracy) -> float:
     """Return the expected tokens of a round: the sum of f(v) over all nodes [N] and the root, f(v) the product of
-    accuracies along the path.
-
-    ValueError for a parent that does not precede its child, and for a node whose depth or rank has no accuracy.
+    accuracies along the path. ValueError for a parent that does not precede its child, and for a node whose depth or
+    rank has no accuracy.
     """
     if len(parents) != len(ranks):
         raise ValueError(f"parents and ranks differ in length: {len(parents)} and {len(ranks)}")
@@ -68,10 +61,8 @@ def expected_tokens(parents: Sequence[int], ranks: Sequence[int], accuracy: Accu
 
 def best_tree(accuracy: Accuracy, nodes: int, depth: int | None = None) -> RankedTree:
     """Return the tree with the most expected tokens among those of at most `nodes` nodes and `depth` levels (None:
-    any).
-
-    The heap finds it where accuracy never increases with rank, else the dynamic program. Nodes that are worth nothing
-    are left out.
+    any), without nodes that are worth nothing. The heap finds it where accuracy never increases with rank, else the
+    dynamic program.
     """
     if _falls_with_rank(_limited(accuracy, nodes, depth)):
         return tree_by_heap(accuracy, nodes, depth)
@@ -79,9 +70,8 @@ def best_tree(accuracy: Accuracy, nodes: int, depth: int | None = None) -> Ranke
 
 
 def tree_by_heap(accuracy: Accuracy, nodes: int, depth: int | None = None) -> RankedTree:
-    """Take the `nodes` largest f(v), each after its parent and its earlier siblings; O(N log N).
-
-    This is the best tree where no vector of accuracy increases with rank; elsewhere it need not be.
+    """Take the `nodes` largest f(v), each after its parent and its earlier siblings; O(N log N). This is the best tree
+    where no vector of accuracy increases with rank; elsewhere it need not be.
     """
     parents, ranks, worth = _largest(_limited(accuracy, nodes, depth), nodes)
     # Nodes are renumbered in level order; siblings already stand in the order of their ranks.
@@ -94,9 +84,8 @@ def tree_by_heap(accuracy: Accuracy, nodes: int, depth: int | None = None) -> Ra
         order += level
         level = [child for node in level for child in children.get(node, ())]
     place = {-1: -1} | {node: new for new, node in enumerate(order)}
-    return RankedTree(
-        tuple(place[parents[node]] for node in order), tuple(ranks[node] for node in order), fsum([1.0, *worth])
-    )
+    above = tuple(place[parents[node]] for node in order)
+    return RankedTree(above, tuple(ranks[node] for node in order), fsum([1.0, *worth]))
 
 
 def tree_by_program(accuracy: Accuracy, nodes: int, depth: int | None = None) -> RankedTree:
@@ -120,9 +109,7 @@ def tree_by_program(accuracy: Accuracy, nodes: int, depth: int | None = None) ->
 
 
 def tokens_by_nodes(accuracy: Accuracy, nodes: int, depth: int | None = None) -> FloatArray:
-    """Return G(n, D) [nodes + 1], the expected tokens of the best trees of at most n = 0 ... `nodes` nodes and D =
-    `depth` levels.
-    """
+    """Return the most expected tokens G(n, D) [nodes + 1] with up to n = 0 ... `nodes` nodes and D = `depth` levels."""
     vectors = _limited(accuracy, nodes, depth)
     if not vectors:
         return np.ones(nodes + 1)
@@ -136,15 +123,11 @@ def tokens_by_nodes(accuracy: Accuracy, nodes: int, depth: int | None = None) ->
 
 @dataclass(frozen=True)
 class ChosenTree:
-    """The tree with the most tokens per second; an empty tree means that drafting does not pay.
-
-    Attributes:
-        seconds: expected time of a round, t(n) + D c.
-    """
+    """The tree with the most tokens per second; an empty tree means that drafting does not pay."""
 
     tree: RankedTree
     depth: int
-    seconds: float
+    seconds: float  # expected time of a round, t(n) + D c
 
 
 def choose_tree(
@@ -152,11 +135,8 @@ def choose_tree(
 ) -> ChosenTree:
     """Maximise G(n, D) / (t(n) + D c) over n <= `nodes_max` and D <= `depth_max` (hardware-aware Sequoia).
 
-    Of equal rates the shallower tree wins, then the smaller one.
-
-    Args:
-        seconds: t, the time of a target call on a number of tokens: 1 (the root alone) to nodes_max + 1.
-        draft_seconds: c, the time that the drafter takes for one level.
+    Of equal rates the shallower tree wins, then the smaller one. seconds: t, the time of a target call on a number of
+    tokens, 1 (the root alone) to nodes_max + 1; draft_seconds: c, the time that the drafter takes for one level.
     """
     widest, deepest = int(count(nodes_max, "nodes_max")), int(count(depth_max, "depth_max"))
     calls = positive([seconds(tokens) for tokens in range(1, widest + 2)], "seconds")
@@ -218,17 +198,11 @@ def _largest(vectors: Sequence[FloatArray], nodes: int) -> tuple[list[int], list
 
 @dataclass(frozen=True)
 class _Table:
-    """The dynamic program at one depth. Sizes count the node itself; entry 0 is impossible.
+    """The dynamic program at one depth. Sizes count the node itself; entry 0 is impossible."""
 
-    Attributes:
-        worth: [N + 2] max_b T[n, b].
-        children: [N + 2] the first b that reaches it.
-        last: [J, N + 2] size of the subtree of child b in T[n, b], b = 1 ... J.
-    """
-
-    worth: FloatArray
-    children: NDArray[np.int64]
-    last: NDArray[np.int64]
+    worth: FloatArray  # [N + 2] max_b T[n, b]
+    children: NDArray[np.int64]  # [N + 2] the first b that reaches it
+    last: NDArray[np.int64]  # [J, N + 2] size of the subtree of child b in T[n, b], b = 1 ... J
 
     def shares(self, size: int) -> list[int]:
         """Return the sizes of the children's subtrees, in the order of their ranks."""
