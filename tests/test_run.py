@@ -23,10 +23,10 @@ from specdec.analysis.read.runs import open_folder
 from specdec.config import config_dir
 from specdec.drafters.none import NoDrafter
 from specdec.errors import NumericsError, UsageError
-from specdec.ngrams import corpus
 from specdec.plan.plan import plan
 from specdec.session.experiment import run_experiment
 from specdec.targets.table import Table
+from specdec.text import python_sources
 
 GAMMAS = {1, 2, 4}
 
@@ -219,8 +219,8 @@ def cells(name: str) -> list[tuple[str, ...]]:
 def test_every_choice_of_every_experiment_decodes_the_pocket_targets_text(tmp_path, monkeypatch, name):
     """The analysis of a run reads files, and does not know what made them."""
     monkeypatch.chdir(tmp_path)
-    read = corpus.read_python_files  # tables are fitted on every fortieth file: on all it takes most of the test
-    monkeypatch.setattr(corpus, "read_python_files", lambda *where: list(read(*where))[::40])
+    read = python_sources.read_python_files  # tables are fitted on every fortieth file: on all it takes too long
+    monkeypatch.setattr(python_sources, "read_python_files", lambda *where: list(read(*where))[::40])
     few = ("prompts.limit=1", "measurement.max_new_tokens=6", "measurement.gammas=[]", "measurement.null=false")
     small = ("+debug=pocket", *QUICK, *few, "target.compile=false", *SMALLER.get(name, ()))
     for place, choices in enumerate(cells(name)):

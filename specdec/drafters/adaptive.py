@@ -91,5 +91,4 @@ class Adaptive(Wrapper):
         super().commit(tokens, states)
 
     def prepare(self, capacity: int, structure: Structure) -> None:
-        asked = structure.until(self._threshold) if self._rule == "confidence" else structure
-        super().prepare(capacity, asked)
+        super().prepare(capacity, structure.until(self._threshold) if self._rule == "confidence" else structure)

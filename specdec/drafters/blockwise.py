@@ -23,5 +23,4 @@ class BlockwiseHeads(HeadsDrafter):
 
     @classmethod
     def from_config(cls, config: BlockwiseHeadsConfig, target: Target) -> "BlockwiseHeads":  # type: ignore[override]
-        heads = HeadsDrafterConfig(**vars(config), siblings="without_replacement")
-        return super().from_config(heads, target)
+        return super().from_config(HeadsDrafterConfig(**vars(config), siblings="without_replacement"), target)

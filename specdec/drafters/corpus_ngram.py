@@ -59,21 +59,7 @@ class CorpusNgram(Drafter):
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="position")
 
-    def __init__(
-        self, table: NgramTable, order: int, siblings: Siblings, target: Target, name: str = "corpus_ngram"
-    ) -> None:
-        """Make a drafter by laws about `order` tokens, with those that they are conditioned on, of the chosen name."""
-        self._table, self._sampling, self._device = table, target.sampling, target.device
-        self.capabilities = replace(self.capabilities, vocab_size=target.vocab_size)
-        self._siblings: Siblings = siblings
-        self._name = name
-        self._memory = order - 1  # tokens that a proposal depends on
-        self._greedy: dict[tuple[int, ...], int] = {}
-        self._context: tuple[int, ...] = ()
-        self._generator: torch.Generator | None = None
-
-    @classmethod
-    def from_config(cls, config: CorpusNgramConfig, target: Target) -> "CorpusNgram":
+    def __init__(self, config: CorpusNgramConfig, target: Target) -> None:
         corpus = open_corpus(config.corpus, config.field)
 
         def fit() -> NgramTable:
@@ -81,7 +67,7 @@ class CorpusNgram(Drafter):
             stream = tokenize(corpus, target.tokenizer, target.vocab_size)
             return NgramTable.fit(stream, target.vocab_size, config.order, config.discount)
 
-        table = made_once(
+        self._table = made_once(
             config.cache_dir,
             lambda: f"{corpus.digest()}/{tokenizer_digest(target.tokenizer)}/{target.vocab_size}/{config.order}",
             "n-gram model",
@@ -89,7 +75,14 @@ class CorpusNgram(Drafter):
             lambda path, table: table.save(path),
             lambda path: NgramTable.load(path, config.discount),
         )
-        return cls(table, config.order, config.siblings, target, config.name)
+        self._sampling, self._device = target.sampling, target.device
+        self.capabilities = replace(self.capabilities, vocab_size=target.vocab_size)
+        self._siblings: Siblings = config.siblings
+        self._name = config.name
+        self._memory = config.order - 1  # tokens that a proposal depends on
+        self._greedy: dict[tuple[int, ...], int] = {}
+        self._context: tuple[int, ...] = ()
+        self._generator: torch.Generator | None = None
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._context, self._generator = self._last(tuple(text.prompt)), text.generator

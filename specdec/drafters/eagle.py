@@ -57,7 +57,6 @@ class Eagle(FeatureDrafter):
     )
 
     network: EagleNetwork | BlockNetwork
-
     not_finite = (
         "The EAGLE network's logits are not finite: the run stops here. Try target.dtype=float32, or check "
         "drafter.model."
@@ -163,9 +162,7 @@ class TextRows:
 
 
 class BlockText:
-    """Keys and values of the `length` positions before the root, made of the target's own features; a block's are not
-    kept.
-    """
+    """Keys and values, made of the target's features, of the `length` positions before the root; none of a block."""
 
     def __init__(self, network: BlockNetwork) -> None:
         self._network = network

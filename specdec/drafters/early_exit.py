@@ -1,13 +1,13 @@
 """The target's own first layers as a drafter, over the target's own cache (LayerSkip 2404.16710)."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters.base import DrafterCapabilities, drafters
+from specdec.drafters.base import drafters
 from specdec.drafters.base.calibration import CalibrationText, CalibrationTextConfig, own_model
 from specdec.drafters.base.network_drafter import Drafts, DrawnConfig
 from specdec.drafters.small_model import SmallModel
@@ -17,13 +17,9 @@ from specdec.models.decoder import Decoder
 from specdec.models.partial import block_parts, blocks_of, partial_model
 from specdec.progress import stage
 from specdec.records import TextStart
-from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.tree_building.siblings import Siblings
-
-# Names under which a checkpoint may say it, in the generation's configuration (transformers) or in the model's.
-_NAMES = ("assistant_early_exit", "exit_layer")
 
 
 @typed
@@ -55,9 +51,7 @@ class EarlyExit(SmallModel):
     is an ordinary Llama model: `+drafter=early_exit target.model=facebook/layerskip-llama3.2-1B`.
     """
 
-    capabilities = DrafterCapabilities(
-        fills=EVERY_STRUCTURE, runs_target=True, reports_confidence=True, replay="position"
-    )
+    capabilities = replace(SmallModel.capabilities, runs_target=True)
     strategy = "early_exit"
 
     def __init__(
@@ -84,13 +78,10 @@ class EarlyExit(SmallModel):
 
 
 class SharedDecoder(Decoder):
-    """The first layers of another decoder's model, over that decoder's cache while both are in step.
-
-    Both have lengths of their own, so that nothing has to be rolled back before the other decoder verifies. Out of
-    step, and for a text whose drafts need more slots than the other cache has, it has a cache of its own.
-
-    Attributes:
-        in_step: whether the next text is one that the other decoder has begun. Set it before `start`.
+    """The first layers of another decoder's model, over that decoder's cache while both are in step. Both have lengths
+    of their own, so that nothing has to be rolled back before the other decoder verifies. Out of step, and for a text
+    whose drafts need more slots than the other cache has, it has a cache of its own. Set `in_step` before `start`: it
+    says whether the next text is one that the other decoder has begun.
     """
 
     def __init__(self, decoder: Decoder, layers: int) -> None:
@@ -138,9 +129,9 @@ def choose_exit_layer(asked: int | Literal["auto"], config: CalibrationTextConfi
         return ExitLayer(asked, "config", {})
     if layers < 2:
         raise UsageError(f"Bad value drafter=early_exit: model {name} has {layers} layer, so there is nothing to skip.")
-    values = [
-        getattr(config, key, None) for config in (target.model.generation_config, target.model.config) for key in _NAMES
-    ]
+    # A checkpoint may name it, in the configuration of the generation (transformers) or in that of the model.
+    configs, keys = (target.model.generation_config, target.model.config), ("assistant_early_exit", "exit_layer")
+    values = [getattr(config, key, None) for config in configs for key in keys]
     named = next((value for value in values if isinstance(value, int) and value > 0), None)
     if named is not None:
         _check(named, layers, f"Bad value drafter.exit_layer=auto: model {name} names exit layer {named}")

@@ -12,12 +12,10 @@ from specdec.records import EMPTY, Draft, TextStart, chain_draft
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 
-Guess = Literal["repeat", "prompt"]
-
 
 @typed
 class JacobiConfig(Named):
-    guess: Guess
+    guess: Literal["repeat", "prompt"]
 
 
 @drafters.register("jacobi")
@@ -65,9 +63,7 @@ class Jacobi(Drafter):
         return chain_draft(tokens, "jacobi")
 
     def observe(self, draft: Draft, logits: Tensor) -> None:
-        """See `Drafter.observe`. Of a draft that branches, which only another drafter can have made, the path of first
-        children counts.
-        """
+        """See `Drafter.observe`. Of another drafter's draft, which may branch, the path of first children counts."""
         path, node = [0], -1
         while children := draft.tree.children[node + 1]:
             node = children[0]

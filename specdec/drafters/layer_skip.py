@@ -4,14 +4,14 @@ the layers that it can best do without, whose result is kept in a file.
 
 import json
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from specdec.config import AtLeastOne, NonEmpty, typed
-from specdec.drafters.base import DrafterCapabilities, drafters
+from specdec.drafters.base import drafters
 from specdec.drafters.base.calibration import CalibrationText, CalibrationTextConfig, Worth, own_model
 from specdec.drafters.base.network_drafter import Drafts, DrawnConfig
 from specdec.drafters.small_model import SmallModel
@@ -20,7 +20,6 @@ from specdec.models.decoder import Decoder
 from specdec.models.partial import KINDS, ModelPart, block_parts, blocks_of, parse_parts, partial_model, written_parts
 from specdec.ngrams.cache_folder import made_once
 from specdec.progress import stage
-from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.text.writing import write_atomically
@@ -69,18 +68,10 @@ class LayerSkip(SmallModel):
     (The paper's code lets the drafter read the target's cache, so that a proposal depends on where the round began.)
     """
 
-    capabilities = DrafterCapabilities(
-        fills=EVERY_STRUCTURE, runs_target=True, reports_confidence=True, replay="position"
-    )
+    capabilities = replace(SmallModel.capabilities, runs_target=True)
     strategy = "layer_skip"
 
-    def __init__(
-        self,
-        target: Causal,
-        skipped: SkippedParts,
-        drafts: Drafts = "sampled",
-        siblings: Siblings = "without_replacement",
-    ) -> None:
+    def __init__(self, target: Causal, skipped: SkippedParts, drafts: Drafts, siblings: Siblings) -> None:
         """Raises UsageError: see `partial_model`; ModelLoadError: a model that does not work without these layers."""
         self.skipped = skipped
         model = partial_model(target.model, skipped.parts, target.name)
@@ -90,11 +81,9 @@ class LayerSkip(SmallModel):
     @classmethod
     def from_config(cls, config: LayerSkipConfig, target: Target) -> "LayerSkip":  # type: ignore[override]
         whole = own_model(target, "layer_skip")
-        if config.skip == "auto":
-            skipped = kept_search(config, whole)
-        else:
-            skipped = SkippedParts(parse_parts(config.skip), "config")
-        return cls(whole, skipped, config.drafts, config.siblings)
+        skip = config.skip
+        found = kept_search(config, whole) if skip == "auto" else SkippedParts(parse_parts(skip), "config")
+        return cls(whole, found, config.drafts, config.siblings)
 
     def describe(self) -> dict[str, Any]:
         found = self.skipped

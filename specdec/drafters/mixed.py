@@ -59,21 +59,14 @@ class Mixed(Composite, Lookup):
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="start")
 
-    def __init__(
-        self, context: Ngram, bigram: TokenLookup, target: Target, context_rows: int | None, fill: bool
-    ) -> None:
+    def __init__(self, config: MixedConfig, target: Target) -> None:
         super().__init__(target)
-        self.context, self.bigram = context, bigram
+        self.context = context = cast(Ngram, built_part("context", config.context, target))
+        self.bigram = bigram = cast(TokenLookup, built_part("bigram", config.bigram, target))
         self.nested = {"context": context, "bigram": bigram}
-        self._context_rows, self._fill = context_rows, fill
+        self._context_rows, self._fill = config.context_rows, config.fill
         fills = self.capabilities.fills & context.capabilities.fills
         self.capabilities = replace(self.capabilities, fills=fills, vocab_size=bigram.capabilities.vocab_size)
-
-    @classmethod
-    def from_config(cls, config: MixedConfig, target: Target) -> "Mixed":
-        context = cast(Ngram, built_part("context", config.context, target))
-        bigram = cast(TokenLookup, built_part("bigram", config.bigram, target))
-        return cls(context, bigram, target, config.context_rows, config.fill)
 
     def prepare(self, capacity: int, structure: Structure) -> None:
         """Raises UsageError: more rows or siblings than the bigram could offer alone, where it fills what is left."""

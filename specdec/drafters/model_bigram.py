@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
@@ -28,8 +28,6 @@ _FORMAT = "specdec bigram table 1"
 _SHARED = 0.9  # of the tokens: beyond it a table says the same of all
 _LARGEST_LAW = 4096  # tokens of a target without a model, which is asked token by token
 
-Extend = Literal["chain", "greedy"]
-
 
 @typed
 class ModelBigramConfig(Named):
@@ -37,7 +35,7 @@ class ModelBigramConfig(Named):
     dtype: Dtype
     begin: bool
     k: AtLeastOne
-    extend: Extend
+    extend: Literal["chain", "greedy"]
     extend_k: AtLeastOne
     extend_w: AtLeastOne
     batch_size: AtLeastOne
@@ -131,17 +129,7 @@ class ModelBigram(TokenLookup):
 
     strategy = "model_bigram"
 
-    def __init__(
-        self, table: BigramTable, target: Target, k: int, extend: Extend, described: Mapping[str, Any]
-    ) -> None:
-        super().__init__(target, k, {**described, "bigram_tokens": int(table.first.shape[1]), "extend": extend})
-        if extend == "greedy":
-            self.capabilities = replace(self.capabilities, replay="start")
-        self._ranked, self._rest = table.first, table.rest
-        self._next: list[int] = table.first[:, 0].tolist()  # the most likely token after each
-
-    @classmethod
-    def from_config(cls, config: ModelBigramConfig, target: Target) -> "ModelBigram":
+    def __init__(self, config: ModelBigramConfig, target: Target) -> None:
         source = source_model(config.model, config.dtype, target)
         extended, width = (config.extend_k, config.extend_w) if config.extend == "greedy" else (0, 1)
         form = Form("law", None, config.k, extended, width)
@@ -154,7 +142,13 @@ class ModelBigram(TokenLookup):
                 100 * shared,
                 source.name,
             )
-        return cls(table, target, config.k, config.extend, {} if source is None else source.described)
+        known = {} if source is None else source.described
+        about = {"bigram_tokens": int(table.first.shape[1]), "extend": config.extend}
+        super().__init__(target, config.k, {**known, **about})
+        if config.extend == "greedy":
+            self.capabilities = replace(self.capabilities, replay="start")
+        self._ranked, self._rest = table.first, table.rest
+        self._next: list[int] = table.first[:, 0].tolist()  # the most likely token after each
 
     def ranked(self, token: int, count: int) -> Sequence[int]:
         return self._ranked[token, :count].tolist()
@@ -248,9 +242,8 @@ def tabulate(model: Any, name: str, form: Form, batch_size: int) -> BigramTable:
     ranked = torch.cat(first)  # [V, k]
     extended = min(form.extended, k)
     if extended and form.width > 1:
-        pairs = inputs(
-            torch.arange(size, device=model.device).repeat_interleave(extended), ranked[:, :extended].flatten()
-        )
+        firsts = torch.arange(size, device=model.device).repeat_interleave(extended)
+        pairs = inputs(firsts, ranked[:, :extended].flatten())
         with stage("model bigram's continuations", total=len(pairs), told=False) as under_way:
             for batch in pairs.split(batch_size):
                 rest.append(continued(model, batch, form.width - 1))
@@ -260,9 +253,8 @@ def tabulate(model: Any, name: str, form: Form, batch_size: int) -> BigramTable:
 
 
 def top_tokens(logits: Tensor, k: int) -> Tensor:
-    """Return the tokens [B, k] with the largest logits [B, V], best first, equals in the order of their numbers.
-
-    The order of equals in `topk` is arbitrary, and equals are common in 16-bit.
+    """Return the tokens [B, k] with the largest logits [B, V], best first, equals in the order of their numbers: that
+    of `topk` is arbitrary, and equals are common in 16-bit.
     """
     tokens = among_largest(logits, k).nonzero()[:, 1].reshape(len(logits), k)
     order = logits.gather(-1, tokens).sort(dim=-1, descending=True, stable=True).indices

@@ -1,10 +1,9 @@
 """The target's own unigram: the tokens that its embeddings favour whatever the text is."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -47,20 +46,7 @@ class ModelUnigram(TokenLookup):
 
     strategy = "model_unigram"
 
-    def __init__(
-        self, scores: np.ndarray, text: np.ndarray, target: Target, k: int, described: Mapping[str, Any]
-    ) -> None:
-        """Rank by the `unigram_scores` [V]; the calibration text has negative numbers for breaks."""
-        # The tokens at either end, best first, equals in the order of their numbers.
-        ends = {"smallest": np.argsort(scores, kind="stable")[:k], "largest": np.argsort(-scores, kind="stable")[:k]}
-        # Share of the calibration text among the tokens of either end.
-        self.hits = {sign: float(np.isin(text[text >= 0], tokens).mean()) for sign, tokens in ends.items()}
-        self.sign = max(ends, key=self.hits.__getitem__)  # of equals the paper's, "smallest"
-        self._tokens: list[int] = ends[self.sign].tolist()
-        super().__init__(target, k, {**described, "sign": self.sign, "hits": self.hits})
-
-    @classmethod
-    def from_config(cls, config: ModelUnigramConfig, target: Target) -> "ModelUnigram":
+    def __init__(self, config: ModelUnigramConfig, target: Target) -> None:
         source = source_model(config.model, config.dtype, target)
         if source is None:
             raise UsageError(
@@ -83,17 +69,17 @@ class ModelUnigram(TokenLookup):
         size = min(whole.size, config.calibration)
         corpus = replace(whole, size=size, parts=partial(_beginning, whole, config.calibration))
         text = tokenize(corpus, source.tokenizer, target.vocab_size)
-        drafter = cls(unigram_scores(u, v).cpu().numpy(), text, target, config.k, source.described)
-        logger.info(
-            "Model unigram of %s: the %d %s scores make up %.1f%% of %s, the other end's %.1f%%",
-            source.name,
-            len(drafter._tokens),
-            drafter.sign,
-            100 * drafter.hits[drafter.sign],
-            corpus.name,
-            100 * min(drafter.hits.values()),
-        )
-        return drafter
+        # The tokens at either end, best first, equals in the order of their numbers.
+        scores, k = unigram_scores(u, v).cpu().numpy(), config.k
+        ends = {"smallest": np.argsort(scores, kind="stable")[:k], "largest": np.argsort(-scores, kind="stable")[:k]}
+        # Share of the calibration text, which has negative numbers for breaks, among the tokens of either end.
+        self.hits = {sign: float(np.isin(text[text >= 0], tokens).mean()) for sign, tokens in ends.items()}
+        self.sign = max(ends, key=self.hits.__getitem__)  # of equals the paper's, "smallest"
+        self._tokens: list[int] = ends[self.sign].tolist()
+        super().__init__(target, k, {**source.described, "sign": self.sign, "hits": self.hits})
+        said = "Model unigram of %s: the %d %s scores make up %.1f%% of %s, the other end's %.1f%%"
+        own, other = 100 * self.hits[self.sign], 100 * min(self.hits.values())
+        logger.info(said, source.name, len(self._tokens), self.sign, own, corpus.name, other)
 
     def ranked(self, token: int, count: int) -> Sequence[int]:
         return self._tokens[:count]

@@ -1,6 +1,6 @@
 """The target's own multi-token-prediction heads as a drafter (MTP; DeepSeek-V3 2412.19437, section 2.2)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,21 +49,9 @@ class Mtp(FeatureDrafter):
 
     network: MtpNetwork
     rows_of = MtpText
-
     not_finite = "The MTP heads' logits are not finite: the run stops here. Try target.dtype=float32."
 
-    def __init__(
-        self, network: MtpNetwork, target: Target, about: Mapping[str, Any] | None = None, drafts: Drafts = "sampled"
-    ) -> None:
-        super().__init__(target, network, (0,), drafts)
-        self._about = about or {}
-        self.capabilities = replace(
-            self.capabilities, vocab_size=target.vocab_size, state_width=network.output_layer.shape[1]
-        )
-        self._begin(None)
-
-    @classmethod
-    def from_config(cls, config: MtpConfig, target: Target) -> "Mtp":
+    def __init__(self, config: MtpConfig, target: Target) -> None:
         """Raises UsageError: a target without a decoder, a GGUF file, a checkpoint without MTP weights, or with others
         than the target's (see `MtpModule.load`).
         """
@@ -76,8 +64,11 @@ class Mtp(FeatureDrafter):
             )
         files = open_checkpoint(name, None if config.model else getattr(own.model.config, "_commit_hash", None))
         network = MtpModule().load(files, own).eval().requires_grad_(False)
-        about = {"format": "MTP module", "commit": files.commit}
-        return cls(network, target, about | {"sha256": content_hash(str(Path(name).expanduser()))}, config.drafts)
+        super().__init__(target, network, (0,), config.drafts, "without_replacement")
+        sha256, width = content_hash(str(Path(name).expanduser())), network.output_layer.shape[1]
+        self._about = {"format": "MTP module", "commit": files.commit, "sha256": sha256}
+        self.capabilities = replace(self.capabilities, vocab_size=target.vocab_size, state_width=width)
+        self._begin(None)
 
     def draft(self, structure: Structure) -> Draft:
         if structure.gamma < 1 or (text := self.read()) is None:

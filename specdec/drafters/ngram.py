@@ -135,7 +135,6 @@ class Ngram(Lookup):
 
     def rows(self, k: int, w: int) -> list[tuple[int, ...]]:
         """Return at most k continuations of the text, best first, of w tokens, or of fewer where the text ends before.
-
         None is the beginning of another one of its match length, or of one before it.
         """
         return self._continuations(k, w, self._of_several)

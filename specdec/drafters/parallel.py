@@ -91,25 +91,16 @@ class Parallel(SmallModel):
                 "the model was trained with."
             )
         model, tokenizer = config.load(name, target, "causal")
-        return cls(
-            model,
-            target,
-            tokenizer,
-            mask_token=mask_token,
-            drafts=config.drafts,
-            siblings=config.siblings,
-            prefill_chunk=config.prefill_chunk,
-        )
+        how: dict[str, Any] = {key: getattr(config, key) for key in ("drafts", "siblings", "prefill_chunk")}
+        return cls(model, target, tokenizer, mask_token=mask_token, **how)
 
     @torch.inference_mode()
     def prepare(self, capacity: int, structure: Structure) -> None:
         if self._compilation is not None:
             # A call has 1 to gamma + 1 committed tokens. One size serves all: masks behind the last that is read
             # change nothing.
-            size = 2 * structure.gamma
-            compile_decoder(
-                self._decoder, {size}, capacity + structure.gamma, self._compilation, packages=self._packages
-            )
+            gamma, mode = structure.gamma, self._compilation
+            compile_decoder(self._decoder, {2 * gamma}, capacity + gamma, mode, packages=self._packages)
 
     def draft(self, structure: Structure) -> Draft:
         gamma = self.reach(structure.gamma)
@@ -149,8 +140,7 @@ class Parallel(SmallModel):
 
     def along(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Along:
         """See `NetworkDrafter.along`. A call evaluates a piece of the text and, behind each of its tokens, a branch of
-        masks that sees the text up to that token: `depth` tokens for each token of the text, as the paper's training
-        does (section 3.2).
+        masks that sees the text up to that token: `depth` tokens for each, as the paper's training does (section 3.2).
         """
         self.start(TextStart(prompt, len(prompt) + len(text) + _ROWS + depth))
         last = self._decoder.context_length + 1 - depth - len(prompt)  # position whose chain has every level
@@ -179,9 +169,7 @@ class Parallel(SmallModel):
 
 @lru_cache(maxsize=8)
 def _branches(count: int, depth: int) -> Tree:
-    """Return the topology of `count` tokens of a text, the first as the root, and then of `depth` - 1 masks in a row
-    behind each of them.
-    """
+    """Return the topology of `count` tokens, the first the root, with `depth` - 1 masks in a row behind each."""
     parents = list(range(-1, count - 2))
     for token in range(count):
         parents += [token - 1] if depth > 1 else []

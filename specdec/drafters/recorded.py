@@ -39,10 +39,6 @@ class RecordedLengthsConfig(Named):
         return self
 
 
-# Words in names of drafters without a model.
-_LOOKUPS = ("ngram", "lookup", "pld", "suffix", "sam", "retrieval", "rest")
-
-
 @drafters.register("recorded")
 class RecordedLengths(Lookup):
     """Proposes gamma tokens, of which exactly min(length - 1, gamma) are those of the recorded text and the others are
@@ -56,29 +52,8 @@ class RecordedLengths(Lookup):
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="copying")
 
-    def __init__(
-        self,
-        streams: Sequence[Stream],
-        field: str,
-        target: Target,
-        cost: DraftCost | None = None,
-        read_notes: tuple[str, ...] = (),
-        kind: Literal["lookup", "model"] | None = None,
-    ) -> None:
-        """Make a drafter of the lengths of this name, which every stream has, one for each token."""
+    def __init__(self, config: RecordedLengthsConfig, target: Target) -> None:
         super().__init__(target)
-        self.read_notes = read_notes
-        self._field, self.cost, self._kind = field, cost, kind
-        # A word of the name may be that of a drafter without a model: acc_ngram, acc_prompt_lookup.
-        words = re.split(r"[^a-z]+", field.lower().replace("n-gram", "ngram").replace("n_gram", "ngram"))
-        self.looks_up = kind == "lookup" or kind is None and any(word in _LOOKUPS for word in words)
-        self._by_prompt = {stream.prompt: stream for stream in reversed(streams)}  # of equal prompts the first
-        self._size = target.vocab_size
-        self._stream: Stream | None = None  # of the text, where there is a record of it
-        self._position = 0
-
-    @classmethod
-    def from_config(cls, config: RecordedLengthsConfig, target: Target) -> "RecordedLengths":
         if config.path is not None:
             streams: Sequence[Stream] = read_streams(config.path, target.vocab_size, key="drafter.path").streams
             if isinstance(target, Replay):  # lengths would be replayed where they were not recorded
@@ -109,11 +84,19 @@ class RecordedLengths(Lookup):
         if field not in names:
             raise UsageError(f"Bad value drafter.field={field}: no accepted lengths of that name; {named}.")
         option = f"target.skip_bad=true and drafter.field={field}" if config.path is None else None
-        fitting, notes = fitting_lengths(streams, field, option)
-        cost = None
+        fitting, self.read_notes = fitting_lengths(streams, field, option)
+        self.cost: DraftCost | None = None
         if config.fixed_ms is not None and config.step_ms is not None:
-            cost = DraftCost(fixed_s=config.fixed_ms / 1000, step_s=config.step_ms / 1000, cached_s=0.0)
-        return cls(fitting, field, target, cost, notes, config.kind)
+            self.cost = DraftCost(fixed_s=config.fixed_ms / 1000, step_s=config.step_ms / 1000, cached_s=0.0)
+        self._field, self._kind = field, config.kind
+        # A word of the name may be that of a drafter without a model: acc_ngram, acc_prompt_lookup.
+        lookups = ("ngram", "lookup", "pld", "suffix", "sam", "retrieval", "rest")
+        words = re.split(r"[^a-z]+", field.lower().replace("n-gram", "ngram").replace("n_gram", "ngram"))
+        self.looks_up = self._kind == "lookup" or self._kind is None and any(word in lookups for word in words)
+        self._by_prompt = {stream.prompt: stream for stream in reversed(fitting)}  # of equal prompts the first
+        self._size = target.vocab_size
+        self._stream: Stream | None = None  # of the text, where there is a record of it
+        self._position = 0
 
     @property
     def notes(self) -> tuple[str, ...]:

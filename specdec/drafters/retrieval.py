@@ -12,16 +12,9 @@ from specdec.config import AtLeastOne, Named, NonEmpty, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
+from specdec.ngrams import datastore
 from specdec.ngrams.cache_folder import made_once
 from specdec.ngrams.corpus import open_corpus, tokenize, tokenizer_digest
-from specdec.ngrams.datastore import (
-    Datastore,
-    in_memory,
-    open_datastore,
-    open_rest_index,
-    read_manifest,
-    write_datastore,
-)
 from specdec.records import TextStart
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
@@ -71,7 +64,7 @@ class Retrieval(Lookup):
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="start")
 
-    def __init__(self, store: Datastore, config: RetrievalConfig, target: Target) -> None:
+    def __init__(self, store: datastore.Datastore, config: RetrievalConfig, target: Target) -> None:
         super().__init__(target)
         self._store = store
         self._least, self._most, self._limit = config.match_min, config.match_max, config.hits_max
@@ -102,7 +95,7 @@ class Retrieval(Lookup):
         return {"class": "Datastore", "weight_bytes": self._store.bytes, **self._store.about}
 
 
-def _opened(model: str, target: Target) -> Datastore:
+def _opened(model: str, target: Target) -> datastore.Datastore:
     path = Path(model).expanduser()
     said, what = f"Bad value drafter.model={model}:", "no datastore, or a damaged one"
     index = path.suffix == ".idx" and path.is_file()
@@ -111,29 +104,30 @@ def _opened(model: str, target: Target) -> Datastore:
     try:
         if index:
             what = "no datastore of REST for the target"
-            return open_rest_index(path, target.vocab_size)
-        manifest = read_manifest(path)
+            return datastore.open_rest_index(path, target.vocab_size)
+        manifest = datastore.read_manifest(path)
         if (manifest.tokenizer, manifest.vocab_size) != (tokenizer_digest(target.tokenizer), target.vocab_size):
             raise UsageError(
                 f"{said} it was built with another tokenizer (of {manifest.vocab_size} tokens, from {manifest.source}) "
                 "than the target's; build one with drafter.model=null drafter.corpus=FILE."
             )
-        return open_datastore(path, manifest)
+        return datastore.open_datastore(path, manifest)
     except ValueError as error:
         raise UsageError(f"{said} this is {what} ({error}); build it again.") from None
     except OSError as error:
         raise UsageError(f"{said} it cannot be read: {error.strerror}.") from None
 
 
-def _built(config: RetrievalConfig, target: Target) -> Datastore:
+def _built(config: RetrievalConfig, target: Target) -> datastore.Datastore:
     corpus, tokenizer = open_corpus(config.corpus, config.field), tokenizer_digest(target.tokenizer)
 
-    def build() -> Datastore:
+    def build() -> datastore.Datastore:
         logger.info("Building a datastore of %s", corpus.name)
-        return in_memory(tokenize(corpus, target.tokenizer, target.vocab_size), target.vocab_size, corpus.name)
+        stream = tokenize(corpus, target.tokenizer, target.vocab_size)
+        return datastore.in_memory(stream, target.vocab_size, corpus.name)
 
-    def write(folder: Path, store: Datastore) -> None:
-        write_datastore(folder, store, tokenizer, corpus.digest())
+    def write(folder: Path, store: datastore.Datastore) -> None:
+        datastore.write_datastore(folder, store, tokenizer, corpus.digest())
         logger.info("Wrote the datastore %s", folder)
 
     return made_once(
@@ -142,6 +136,6 @@ def _built(config: RetrievalConfig, target: Target) -> Datastore:
         "datastore",
         build,
         write,
-        lambda folder: open_datastore(folder, read_manifest(folder)),
+        lambda folder: datastore.open_datastore(folder, datastore.read_manifest(folder)),
         suffix="",
     )

@@ -123,15 +123,8 @@ class SmallModel(NetworkDrafter):
         check_revision(name, config.revision, "drafter.revision")
         kind: Kind = "encoder_decoder" if _is_encoder_decoder(target) else "causal"
         model, tokenizer = config.load(name, target, kind, config.revision)
-        return cls(
-            model,
-            target,
-            tokenizer,
-            drafts=config.drafts,
-            siblings=config.siblings,
-            translate=config.translate,
-            decoder=decoder_of(model, name, config.prefill_chunk),
-        )
+        how: dict[str, Any] = {key: getattr(config, key) for key in ("drafts", "siblings", "translate")}
+        return cls(model, target, tokenizer, decoder=decoder_of(model, name, config.prefill_chunk), **how)
 
     def _begin(self, generator: torch.Generator | None) -> None:
         super()._begin(generator)
@@ -204,9 +197,7 @@ class SmallModel(NetworkDrafter):
         return self._chain(self.drafted(chain, first, after))
 
     def _begun_chain(self, structure: Structure) -> tuple[list[int], GrowingChain] | None:
-        """Return the committed tokens that the cache lacks, the root last, and a draft without a token; None where none
-        fits in the model's context.
-        """
+        """Return the committed tokens that the cache lacks, the root last, and a new chain; None where none fits."""
         context = self._context()
         gamma = self.reach(structure.gamma, context)
         return None if gamma < 1 else (self._pending(context, gamma), self.new_chain(gamma, structure.threshold))
@@ -286,9 +277,7 @@ class SmallModel(NetworkDrafter):
         self._text += tokens if self.translation is not None else self.known(tokens)
 
     def take_for_drafted(self, tokens: Tensor) -> None:
-        """Go on as if these tokens [N] had been drafted, for one whose drafts only serve to take their time: the slots
-        hold others.
-        """
+        """Go on as if these tokens [N] had been drafted, after a draft that only took time: the slots hold others."""
         self._drafted = tokens.to("cpu", non_blocking=True)
 
     def retract(self, count: int) -> bool:

@@ -62,17 +62,10 @@ class SpecTree(Composite, NetworkDrafter):
     def from_config(cls, config: SpecTreeConfig, target: Target) -> "SpecTree":
         models = dict[str, SmallModel]()
         shared: dict[str, Any] = {key: getattr(config, key) for key in ("dtype", "attention", "prefill_chunk")}
+        shared |= {"siblings": "without_replacement", "translate": False, "revision": None}
+        shared["drafts"] = "greedy" if config.children == "ranked" else "sampled"
         for name in config.models:
-            of_one = SmallModelConfig(
-                name="small_model",
-                model=name,
-                drafts="greedy" if config.children == "ranked" else "sampled",
-                siblings="without_replacement",
-                translate=False,
-                revision=None,
-                **shared,
-            )
-            model = SmallModel.from_config(of_one, target)
+            model = SmallModel.from_config(SmallModelConfig(name="small_model", model=name, **shared), target)
             if model.model.config.is_encoder_decoder:
                 raise UsageError(
                     f"Bad value drafter.models={name}: an encoder-decoder drafts chains only; use +drafter=small_model."

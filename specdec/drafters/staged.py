@@ -196,7 +196,7 @@ class Staged(Composite):
         self._tell(draft, tokens, slice(behind, None))
         self._known += tokens
         rows = torch.tensor([behind, *(behind + node + 1 for node in path)]).to(p.device, non_blocking=True)
-        return p[rows], [*(draft.source[node] for node in path), _OWN]
+        return p[rows], [*(draft.source[node] for node in path), Source("small_model", 0)]
 
     def _tell(self, draft: Draft, tokens: Sequence[int], rows: slice) -> None:
         """End a round of `by`, whose root and nodes are these rows of the model's last call."""
@@ -228,9 +228,7 @@ class Staged(Composite):
 
 
 class DraftTarget(Causal):
-    """The model of a drafter as the target of another drafter. It reads and gives the tokens of the run's target,
-    whatever the width of its own matrices.
-    """
+    """The model of a drafter as the target of another drafter, in tokens of the run's target, whatever its width."""
 
     def __init__(self, drafter: SmallModel, target: Target) -> None:
         """Raises UsageError: an encoder-decoder, or a model with another tokenizer."""
@@ -265,6 +263,3 @@ class DraftTarget(Causal):
     def _forward(self, tokens: Tensor, tree: Tree) -> Tensor:
         known = tokens if self._width >= self.vocab_size else torch.where(tokens < self._width, tokens, 0)
         return self._drafter.align(super()._forward(known, tree))
-
-
-_OWN = Source("small_model", 0)

@@ -63,9 +63,7 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray], format: str) -> None
 
 
 def read_arrays(path: Path, format: str) -> dict[str, np.ndarray]:
-    """Read what `write_arrays` wrote. Raises ValueError: the file is damaged, or holds something else; the message says
-    which.
-    """
+    """Read what `write_arrays` wrote. Raises ValueError, which says why: a damaged file, or one of something else."""
     try:
         with safe_open(path, framework="numpy") as stored:
             metadata = stored.metadata() or {}

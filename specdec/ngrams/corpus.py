@@ -14,15 +14,8 @@ import numpy as np
 
 from specdec.errors import UsageError
 from specdec.progress import stage
+from specdec.text import python_sources
 from specdec.text.lines import decoded, file_digest, unpacked
-from specdec.text.python_sources import (
-    GENERATED,
-    STDLIB,
-    content_hash,
-    held_out_modules,
-    is_held_out,
-    read_python_files,
-)
 
 BOUNDARY = -1  # stands between documents in a stream of tokens: no n-gram spans it
 _PART = 2**16  # bytes of a file that are encoded at once; a token never spans two parts
@@ -80,11 +73,11 @@ def _standard_library() -> NgramCorpus:
     """Return the interpreter's sources, without held-out modules, tests and generated tables: offline text that every
     installation has, and none of it in the prompts `stdlib_code`.
     """
-    modules = held_out_modules()
+    modules, folder = python_sources.held_out_modules(), Path(sysconfig.get_path("stdlib"))
     documents = [
         item
-        for item in read_python_files(Path(sysconfig.get_path("stdlib")), STDLIB, _SKIPPED)
-        if not is_held_out(item, modules) and not GENERATED.search(item.text[:2000])
+        for item in python_sources.read_python_files(folder, python_sources.STDLIB, _SKIPPED)
+        if not python_sources.is_held_out(item, modules) and not python_sources.GENERATED.search(item.text[:2000])
     ]
 
     def parts() -> Iterator[CorpusPart]:
@@ -94,7 +87,7 @@ def _standard_library() -> NgramCorpus:
             yield CorpusPart(item.text, True, item.name, read)
 
     size = sum(len(item.text) for item in documents)
-    return NgramCorpus("the standard library", size, lambda: content_hash(documents), parts)
+    return NgramCorpus("the standard library", size, lambda: python_sources.content_hash(documents), parts)
 
 
 def _text_parts(path: str, noun: str, stream: BinaryIO, position: Callable[[], int]) -> Iterator[CorpusPart]:

@@ -41,9 +41,8 @@ class Manifest:
 
 
 class Chunk:
-    """Tokens [T] and their suffixes in order [T]: places of the text, sorted by what stands from there on.
-
-    A suffix that is the beginning of another comes before it.
+    """Tokens [T] and their suffixes in order [T]: places of the text, sorted by what stands from there on. A suffix
+    that is the beginning of another comes before it.
     """
 
     def __init__(self, tokens: Any, suffixes: Any) -> None:
@@ -54,9 +53,7 @@ class Chunk:
         return Chunk, (np.asarray(self.tokens), np.asarray(self.suffixes))
 
     def lower(self, pattern: list[int]) -> tuple[int, int, bool]:
-        """Return where the suffixes that begin with `pattern` begin, an end of the search for their end, and whether
-        there are any.
-        """
+        """Return where the suffixes with `pattern` in front begin, a bound of their end, and whether there are any."""
         tokens, size, token = self.tokens, len(pattern), pattern[0]
         if token not in self._begins:
             low = bisect_left(self.suffixes, token, key=tokens.__getitem__)
@@ -106,10 +103,8 @@ class Datastore:
 
     def continuations(self, context: Sequence[int], least: int, width: int, limit: int) -> list[list[int]]:
         """Return at most `width` tokens after each hit of the longest suffix of `context`, of at least `least` tokens,
-        that occurs.
-
-        Of more than `limit` hits, as many are taken at equal distances in the order of the suffixes. Hits that go on
-        alike stand together there, so that a continuation is taken as often as its share of the hits says.
+        that occurs. Of more than `limit` hits, as many are taken at equal distances in the order of the suffixes. Hits
+        that go on alike stand together there, so that a continuation is taken as often as its share of the hits says.
         """
         length, longest = least, len(context)
         if length > longest or not self._occurs(context[-length:]):
@@ -143,10 +138,9 @@ class Datastore:
 
 
 def suffix_order(tokens: np.ndarray) -> np.ndarray:
-    """Return the places of `tokens` [T], unsigned, sorted by what stands from there on.
-
-    libdivsufsort sorts bytes. With the most significant byte of each token first, suffixes of bytes that begin with a
-    token are in the order of the tokens. Memory: five bytes for each byte of the text, and nine above 2 GiB.
+    """Return the places of `tokens` [T], unsigned, sorted by what stands from there on. libdivsufsort sorts bytes: with
+    the most significant byte of each token first, suffixes of bytes that begin with a token are in the order of the
+    tokens. Memory: five bytes for each byte of the text, and nine above 2 GiB.
     """
     size = tokens.itemsize
     if len(tokens) == 0:
@@ -164,9 +158,7 @@ def in_memory(stream: np.ndarray, vocab_size: int, source: str) -> Datastore:
 
 
 def write_datastore(folder: Path, store: Datastore, tokenizer: str, digest: str) -> None:
-    """Write a datastore of `in_memory`, with the hash of its text, in place of what `folder` held; a reader never sees
-    half a folder. Raises OSError.
-    """
+    """Replace `folder` by a datastore of `in_memory`, with its text's hash; no reader sees half one. Raises OSError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -194,9 +186,7 @@ def write_datastore(folder: Path, store: Datastore, tokenizer: str, digest: str)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read what is said about a datastore. Raises ValueError: there is no manifest, or one of another format; the
-    message says which.
-    """
+    """Read what is said about a datastore. Raises ValueError, which says why: no manifest, or one of another format."""
     try:
         values = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except OSError:
@@ -213,9 +203,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def open_datastore(folder: Path, manifest: Manifest) -> Datastore:
-    """Map the files of a datastore into memory, after their hashes are compared. Raises ValueError: a file is missing
-    or damaged; the message says which.
-    """
+    """Compare the hashes of a datastore's files and map them into memory; ValueError names one missing or damaged."""
     for name in _FILES:
         path = folder / f"{name}.npy"
         if not path.is_file():
@@ -234,10 +222,9 @@ def open_datastore(folder: Path, manifest: Manifest) -> Datastore:
 
 def open_rest_index(path: Path, vocab_size: int) -> Datastore:
     """Map an index that REST's DraftRetriever wrote: for each chunk of the text a number of bytes, the tokens in two
-    bytes each, a number of bytes, and the order of the suffixes in four bytes each, all with the low byte first.
-
-    It knows no tokenizer and no boundaries between documents. Raises OSError, or ValueError: the file is damaged, or
-    holds tokens outside the vocabulary; the message says which.
+    bytes each, a number of bytes, and the order of the suffixes in four bytes each, all with the low byte first. It
+    knows no tokenizer and no boundaries between documents. Raises OSError, or ValueError: the file is damaged, or holds
+    tokens outside the vocabulary; the message says which.
     """
     chunks, about = list[Chunk](), {"source": path.name}
     with path.open("rb") as file:

@@ -71,9 +71,8 @@ class NgramTable:
 
     @classmethod
     def fit(cls, stream: np.ndarray, vocab_size: int, order: int, discount: float) -> "NgramTable":
-        """Count a stream of tokens [T] int32 in which negative numbers stand between documents.
-
-        Working memory is about 20 bytes a token of text at order 2 and 30 at order 3; 60 and 85 where nothing repeats.
+        """Count a stream of tokens [T] int32 in which negative numbers stand between documents. Working memory is about
+        20 bytes a token of text at order 2 and 30 at order 3; 60 and 85 where nothing repeats.
         """
         # k of each length: occurrences, until a longer n-gram shows the different tokens that were seen before.
         counts = [np.bincount(stream[stream >= 0], minlength=vocab_size)]
@@ -108,9 +107,7 @@ class NgramTable:
 
     @classmethod
     def load(cls, path: Path, discount: float) -> "NgramTable":
-        """Read what `save` wrote. Raises ValueError: the file is damaged, or holds something else; the message says
-        which.
-        """
+        """Read what `save` wrote. Raises ValueError, which says why: a damaged file, or one of something else."""
         arrays = read_arrays(path, _FORMAT)
         numbers = range(2, 2 + len(arrays) // 3)
         levels = [Level(*(arrays[f"{n}.{name}"] for name in ("offsets", "tokens", "counts"))) for n in numbers]

@@ -53,9 +53,7 @@ class SuffixIndex:
         return key
 
     def matches(self, order: int, limit: int) -> list[int]:
-        """Return the positions after earlier occurrences of the text's last `order` tokens, latest first, at most
-        `limit`.
-        """
+        """Return the positions after earlier occurrences of the last `order` tokens, latest first, at most `limit`."""
         if self._pending < len(self.text):
             self._index()
         latest, earlier = self._tables[order]

@@ -51,7 +51,6 @@ class Dynamic(Structure):
     @cached_property
     def tree(self) -> Tree:
         """A draft with the most nodes and the deepest level. A round offers another topology, which is no larger.
-
         It has a chain of first choices down to the deepest level; the other nodes stand where the search could have
         drafted them, from the top level down.
         """

@@ -28,9 +28,7 @@ class TokenTreeConfig(Named):
 
 @structures.register("tree")
 class TokenTree(Structure):
-    """One topology for every round. A node of rank j among its siblings gets the drafter's (j+1)-th choice after the
-    node's parent.
-    """
+    """One topology for every round: a node of rank j gets the drafter's (j+1)-th choice after the node's parent."""
 
     name = "tree"
     sized_by = "structure.nodes"
@@ -69,11 +67,10 @@ class TokenTree(Structure):
         return self._tree
 
     def resized(self, gamma: int) -> "TokenTree":
-        """Return the configured tree without its nodes below depth `gamma`; 0 leaves none.
-
-        For more depth than configured, a tree that was built from accuracies is built again for that depth, with the
-        same number of nodes; it may stay shallower where more depth does not pay. A given tree stays as it is. So the
-        result is at most `gamma` deep, and does not depend on the size that this tree has now.
+        """Return the configured tree without its nodes below depth `gamma`; 0 leaves none. For more depth than
+        configured, a tree that was built from accuracies is built again for that depth, with the same number of nodes;
+        it may stay shallower where more depth does not pay. A given tree stays as it is. So the result is at most
+        `gamma` deep, and does not depend on the size that this tree has now.
         """
         return TokenTree(self._full, self._nodes, self._accuracy, gamma)
 
@@ -105,9 +102,7 @@ _LAYOUT = 'it should hold "parents: [-1, -1, 0, ...]" and may hold "ranks: [0, 1
 
 
 def save_tree(path: Path, parents: Sequence[int]) -> None:
-    """Write the YAML file that `structure.file` reads, and the folders that it needs. Raises UsageError: as
-    `load_tree`, before anything is written.
-    """
+    """Write the YAML file that `structure.file` reads, and its folders. UsageError, before that: as in `load_tree`."""
     tree = _checked_tree(list(parents), None, str(path))
     values = {"parents": list(tree.parents), "ranks": list(tree.ranks)}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from specdec.analysis.sections import counted
 from specdec.analysis.studies.all_drafters import PLAIN
-from specdec.config import AtLeastOne, DraftSize, typed
+from specdec.config import AtLeastOne, DraftSize, Named, typed
 from specdec.drafters import drafters
 from specdec.errors import UsageError
 from specdec.plan.compositions import composed_parts
@@ -26,7 +26,7 @@ from specdec.verifiers import verifiers
 
 @studies.register("all_drafters")
 @typed
-class AllDrafters(Study):
+class AllDrafters(Study, Named):
     """Tables:
 
     `arms`: arm, drafter, setting (default, chain, tree), structure (in words), nodes (of a full draft), lossless
@@ -37,7 +37,6 @@ class AllDrafters(Study):
         "differs".
     """
 
-    name: Literal["all_drafters"]
     leave_out: list[str]
     drafters: dict[str, dict[str, Any]]
     nodes: DraftSize

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import nan
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
@@ -19,7 +19,7 @@ from pydantic import Field
 from specdec.analysis.cost.cost_report import CostReport
 from specdec.batching.batch_parts import BatchAsTarget, BatchTarget, as_one, batch_drafter, batch_target
 from specdec.batching.decode_batch import BatchDecoded, BatchStep, decode_batch
-from specdec.config import AtLeastOne, DraftSize, typed
+from specdec.config import AtLeastOne, DraftSize, Named, typed
 from specdec.cost_model import SimulatedCost, cost_of_fit
 from specdec.drafters.base import BatchDrafter, Drafter, drafters
 from specdec.drafters.none import NoDrafter
@@ -43,7 +43,7 @@ Arm = tuple[str, int]  # a drafter and its gamma
 
 @studies.register("batching")
 @typed
-class Batching(Study):
+class Batching(Study, Named):
     """Tables:
 
     `batching`: a line for each repeat, drafter, gamma and batch. Of the steps in which every slot of the batch had a
@@ -62,7 +62,6 @@ class Batching(Study):
     `batching.json` holds the cost model as `SimulatedCost`, and its fit.
     """
 
-    name: Literal["batching"]
     drafters: Annotated[list[str], Field(min_length=1)]
     drafter_settings: dict[str, dict[str, Any]]
     batches: Ascending[AtLeastOne]

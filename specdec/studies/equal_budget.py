@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pandas as pd
 from pydantic import Field
 
 from specdec.analysis.studies.equal_budget import KEYS
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, Named, typed
 from specdec.prompts import first_turn
 from specdec.replay.rank_accuracy import RankCounts, rank_counts
 from specdec.structures import structures
@@ -33,7 +33,7 @@ EITHER = -1
 
 @studies.register("equal_budget")
 @typed
-class EqualBudget(Study):
+class EqualBudget(Study, Named):
     """Tables; drafter is the name under `study.drafters`, shape is "chain", "rows" or "tree", half is 0 or 1:
 
     `replay`: every candidate on every text, as `replayed.replay` has it with keys drafter, shape, budget, variant and
@@ -49,7 +49,6 @@ class EqualBudget(Study):
     The run's own drafter and structure are not used.
     """
 
-    name: Literal["equal_budget"]
     drafters: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
     budgets: Ascending[Annotated[int, Field(ge=2)]]
     depths: Ascending[AtLeastOne]

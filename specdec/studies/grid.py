@@ -6,13 +6,13 @@ the fastest shape and the usual one.
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import pandas as pd
 from pydantic import Field
 
 from specdec.analysis.studies.grid import USUAL, best, grid
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, Named, typed
 from specdec.structures import structures
 from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import OUTPUTS, StudyArm, host_times, interleaved, outputs_of, prepare_target
@@ -24,7 +24,7 @@ PLAIN: Shape = (1, 0)  # plain decoding, as a shape
 
 @studies.register("grid")
 @typed
-class RowsGrid(Study):
+class RowsGrid(Study, Named):
     """Tables, all by k and w; a w of 0 is plain decoding:
 
     `replay`: as `replayed.replay` has it.
@@ -40,7 +40,6 @@ class RowsGrid(Study):
     On a target without a model all times are the cost model's, and `live` and `whole` are empty.
     """
 
-    name: Literal["grid"]
     k: Ascending[AtLeastOne]
     w: Ascending[AtLeastOne]
     repeats: AtLeastOne

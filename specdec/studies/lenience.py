@@ -11,7 +11,7 @@ import pandas as pd
 from pydantic import Field
 
 from specdec.analysis.studies.lenience import PLAIN, STRICT
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, Named, typed
 from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
 from specdec.plan.compositions import composed_parts
@@ -29,7 +29,7 @@ Form = Literal["sampled", "greedy"]
 
 @studies.register("lenience")
 @typed
-class Lenience(Study):
+class Lenience(Study, Named):
     """Tables:
 
     `outputs`: every text, as `live_runs.outputs_of` has it with keys form and lenience (PLAIN without drafts) and with
@@ -43,7 +43,6 @@ class Lenience(Study):
     is the target's greedy text. All rules of a form alternate on a prompt, in random order.
     """
 
-    name: Literal["lenience"]
     lenient: LenientConfig
     leniences: Annotated[list[Annotated[float, Field(gt=0.0, le=1.0)]], Field(min_length=1)]
     forms: Annotated[list[Form], Field(min_length=1)]

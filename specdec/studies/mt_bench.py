@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pandas as pd
 from pydantic import Field
 
 from specdec.analysis.studies.mt_bench import PLAIN
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, Named, typed
 from specdec.drafters import drafters
 from specdec.errors import UsageError
 from specdec.prompts import Prompt, prompts
@@ -38,7 +38,7 @@ Temperature = Annotated[float, Field(ge=0.0)]
 
 @studies.register("mt_bench")
 @typed
-class MtBench(Study):
+class MtBench(Study, Named):
     """Files, below FOLDER of the run's folder: `model_answer/MODEL_ID.jsonl` for the drafter and for plain decoding,
     and `question.jsonl` with the questions that were answered, as FastChat has them.
 
@@ -53,7 +53,6 @@ class MtBench(Study):
     The second turn of each method follows that method's own first answer. Both answer a question in random order.
     """
 
-    name: Literal["mt_bench"]
     model_id: Annotated[str, Field(pattern=r"^[^/\s][^/]*$")] | None
     temperatures: dict[str, Temperature]
     other_temperature: Temperature

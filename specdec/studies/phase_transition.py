@@ -5,13 +5,13 @@ beside what the machine can (theory.md 7.1).
 
 import itertools
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated
 
 import pandas as pd
 import torch
 from pydantic import Field
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, Named, typed
 from specdec.errors import UsageError
 from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.targets.base.contract import Evaluation
@@ -24,13 +24,12 @@ _COLUMNS = ["product", "inputs", "outputs", "k", "w", "context", "evaluation", "
 
 @studies.register("phase_transition")
 @typed
-class PhaseTransition(Study):
+class PhaseTransition(Study, Named):
     """Tables: `block_times`, as `time_shapes` has it, of all k x w and of (1, 0) and (1, 1), the units, in each way of
     `study.evaluations` that the target can evaluate; `intensity`, a line for each product, shape, context and way. No
     text is decoded: the cache is filled with the first prompt, repeated. `target.evaluation` is not used.
     """
 
-    name: Literal["phase_transition"]
     k: Ascending[AtLeastOne]
     w: Ascending[Annotated[int, Field(ge=0)]]
     contexts: Ascending[AtLeastOne]

@@ -13,7 +13,7 @@ from itertools import product
 from math import nan
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,7 @@ from specdec.analysis.cost.call_cost import fit_server_calls
 from specdec.analysis.rounds import drafted
 from specdec.batching.batch_parts import batch_drafter, batch_target
 from specdec.batching.decode_batch import decode_batch
-from specdec.config import AtLeastOne, DraftSize, NonEmpty, Probability, typed, validated
+from specdec.config import AtLeastOne, DraftSize, Named, NonEmpty, Probability, typed, validated
 from specdec.cost_model import SimulatedCost, line_through, load_cost
 from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.recorded import RecordedLengths
@@ -50,8 +50,7 @@ class TextLaw:
 
 
 @typed
-class ServingConfig:
-    name: Literal["serving"]
+class ServingConfig(Named):
     run: NonEmpty | None
     method: NonEmpty | None
     law: TextLaw | None

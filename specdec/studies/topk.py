@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from itertools import product
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pandas as pd
 from pydantic import Field
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, Named, typed
 from specdec.errors import UsageError
 from specdec.studies.base import Ascending, Bench, Study, studies
 from specdec.studies.base.replayed import Strategy, built_lookups, replay
@@ -15,12 +15,11 @@ from specdec.studies.base.replayed import Strategy, built_lookups, replay
 
 @studies.register("topk")
 @typed
-class TopK(Study):
+class TopK(Study, Named):
     """Tables: `topk`, as `replayed.replay` has it with keys drafter (the name under `study.drafters`), k and w. The
     run's own drafter and structure are not used.
     """
 
-    name: Literal["topk"]
     k: Ascending[AtLeastOne]
     w: Ascending[AtLeastOne]
     drafters: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]

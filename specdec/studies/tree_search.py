@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import nan
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
 from specdec.analysis.cost.round_seconds import RoundSeconds
 from specdec.analysis.studies.tree_search import CHOSEN, PLAIN
-from specdec.config import AtLeastOne, DraftSize, typed
+from specdec.config import AtLeastOne, DraftSize, Named, typed
 from specdec.errors import UsageError
 from specdec.prompts import first_turn
 from specdec.records import Tree
@@ -30,7 +30,7 @@ from specdec.timing.shapes import time_drafts
 
 @studies.register("tree_search")
 @typed
-class TreeSearch(Study):
+class TreeSearch(Study, Named):
     """Tables:
 
     `accuracy`: prompt, level (from 1), rank, tested, hits: on the first half of the prompts, how often the drafter's
@@ -49,7 +49,6 @@ class TreeSearch(Study):
     Each tree is kept in `trees/`, as `structure.file` reads it. The run's own structure is not used.
     """
 
-    name: Literal["tree_search"]
     budgets: Ascending[AtLeastOne]
     depth: DraftSize
     ranks: AtLeastOne

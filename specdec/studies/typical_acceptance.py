@@ -4,12 +4,12 @@ temperature rises, and what the text loses (Medusa, 2401.10774, 2.3.1).
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import pandas as pd
 from pydantic import Field
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, Named, typed
 from specdec.drafters import drafters
 from specdec.errors import UsageError
 from specdec.studies.base import Bench, Positive, Study, studies
@@ -21,7 +21,7 @@ NO_EPSILON = 0.0  # of rules that have no epsilon
 
 @studies.register("typical_acceptance")
 @typed
-class TypicalAcceptance(Study):
+class TypicalAcceptance(Study, Named):
     """Tables:
 
     `outputs`: a line for every text: rule ("plain", "greedy", "rejection", "typical"), temperature, epsilon
@@ -32,7 +32,6 @@ class TypicalAcceptance(Study):
     random order. The run's verifier is the lossless rule.
     """
 
-    name: Literal["typical_acceptance"]
     typical: TypicalConfig
     temperatures: Annotated[list[Positive], Field(min_length=1)]
     epsilons: list[Annotated[float, Field(gt=0.0, lt=1.0)]]

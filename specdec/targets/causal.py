@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from specdec import ranks
 from specdec.compiled.packages import PackageFolder
 from specdec.compiled.passes import AUTO_S, Mode, auto_mode, compile_decoder, mode_for
-from specdec.config import AtLeastOne, NonEmpty, typed
+from specdec.config import AtLeastOne, Named, NonEmpty, typed
 from specdec.errors import EnvironmentFault, UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import joined_states
@@ -40,8 +40,7 @@ _COVERED = 0.9  # least share of the multiplied parameters that a list of matrix
 
 
 @typed
-class CausalConfig:
-    name: Literal["causal"]
+class CausalConfig(Named):
     model: str
     shape: dict[str, Any] | None
     dtype: Dtype

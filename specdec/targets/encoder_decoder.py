@@ -4,7 +4,7 @@ and batches of paths verified over our own cache.
 
 from typing import Any, Literal
 
-from specdec.config import NonEmpty, typed
+from specdec.config import Named, NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
 from specdec.models.model_files import check_revision
@@ -17,8 +17,7 @@ from specdec.targets.base.model_target import ModelTarget
 
 
 @typed
-class EncoderDecoderConfig:
-    name: Literal["encoder_decoder"]
+class EncoderDecoderConfig(Named):
     model: str
     dtype: Dtype
     device: str

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from specdec.clock import SimulatedClock
-from specdec.config import AtLeastOne, NonEmpty, typed
+from specdec.config import AtLeastOne, Named, NonEmpty, typed
 from specdec.cost_model import load_cost
 from specdec.errors import UsageError
 from specdec.records import Draft, TextStart
@@ -31,8 +31,7 @@ def call_size(evaluation: str, nodes: Any, depth: Any, leaves: Any) -> tuple[Any
 
 
 @typed
-class ReplayConfig(Recording):
-    name: Literal["replay"]
+class ReplayConfig(Named, Recording):
     vocab_size: AtLeastOne | None  # null: the tokenizer's, or the largest id of the streams and one more
     end_tokens: list[Annotated[int, Field(ge=0)]]  # besides those that end a stream which says that it ended
     cost: NonEmpty  # a name in conf/cost, a YAML of that form, or a run's output folder

@@ -2,13 +2,13 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, Named, typed
 from specdec.errors import UsageError
 from specdec.records import Draft, TextStart
 from specdec.sampling import SamplingConfig, probabilities
@@ -18,8 +18,7 @@ from specdec.targets.base.contract import HiddenStates
 
 
 @typed
-class TableConfig:
-    name: Literal["table"]
+class TableConfig(Named):
     law: Annotated[list[list[float]], Field(min_length=2)]
     end_token: int | None
     context_length: AtLeastOne

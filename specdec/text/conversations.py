@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
-from specdec.config import AtLeastOne, NonEmpty, typed
+from specdec.config import AtLeastOne, Named, NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.text.document_store import Encoded, batched
 from specdec.text.lines import file_digest, filled_lines, json_value
@@ -24,10 +24,9 @@ Spans = list[tuple[int, int]]  # ranges of characters that the assistant wrote
 
 
 @typed
-class ConversationsConfig(SourceKeys):
+class ConversationsConfig(Named, SourceKeys):
     """The keys of conversations: records `{"conversations": [{"from": "human" | "gpt", "value": TEXT}, ...]}`."""
 
-    name: Literal["conversations"]
     path: NonEmpty | None  # a JSON list of them, or JSON lines, gzip or not; null: the hub
     chat_template: NonEmpty  # Jinja, for a tokenizer that has no template of its own
     max_conversations: AtLeastOne | None  # reads as many from the beginning; None reads all

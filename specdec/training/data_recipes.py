@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PlainValidator, TypeAdapter, model_validator
 
-from specdec.config import AtLeastOne, NonEmpty, typed
+from specdec.config import AtLeastOne, Named, NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.prompts import prompts
 from specdec.prompts.base.contract import SetConfig
@@ -70,12 +70,11 @@ class StatesConfig:
 
 
 @typed
-class SelfSynthesisConfig:
+class SelfSynthesisConfig(Named):
     """Questions that a chat model makes up, for it to answer. As many are asked as `generated` has texts, held-out ones
     too; those that are left out are not asked again.
     """
 
-    name: Literal["self_synthesis"]
     new_tokens: AtLeastOne  # the most tokens of a question; one that has not ended by then is left out
     temperature: Positive  # the temperature of the questions' sampling; 0 would always ask the same
     words: AtLeastOne  # a question that has as many words in a row in common with an earlier one is left out

@@ -72,9 +72,7 @@ class PathTree:
         self._inner: set[int] = {-1}  # the root and the nodes with children
 
     def add(self, path: Sequence[int], source: Source) -> int | None:
-        """Add a path of tokens from the root down; return its last node (-1 for an empty path), or None where it does
-        not fit.
-        """
+        """Add a path below the root; return its last node (-1 for an empty path), or None where it does not fit."""
         node, shared = -1, 0
         for token in path:
             child = self._children.get((node, token))
@@ -133,8 +131,7 @@ class ContinuationTrie:
 
     def rows(self, count: int) -> list[Sequence[int]]:
         """Return at most `count` different continuations, none the beginning of another. Counted ones are ranked by the
-        sum of the counts of their nodes: were each as likely as another, of two rows the first has more tokens accepted
-        on average.
+        sum of the counts of their nodes: were all equally likely, of two rows the first has more accepted on average.
         """
         found = [row for node, row in self._ends.items() if not self._children[node] and row]
         if self._counted and len(found) > 1:
@@ -150,9 +147,7 @@ class ContinuationTrie:
         return found[:count]
 
     def proposal(self, structure: Structure, strategy: str) -> Proposal:
-        """Return what a structure takes: the best row for a chain, its k best rows, the tokens of each rank in a tree,
-        or the most common nodes of a beam.
-        """
+        """Return what a structure takes: the k best rows, tokens of each rank in a tree, or a beam's common nodes."""
         if structure.rows is not None:
             rows = self.rows(structure.rows)
             return merged((row, Source(strategy, rank)) for rank, row in enumerate(rows))

@@ -26,9 +26,7 @@ class PossibleRounds(NamedTuple):
 
 
 class Continuations(NamedTuple):
-    """Tokens that are copied as continuations of a text, for several of its places: those of a place follow each other,
-    best first.
-    """
+    """Tokens that are copied as continuations of a text at several of its places, place by place and best first."""
 
     text: np.ndarray  # [T] tokens of the text
     tokens: np.ndarray  # [S] those that are copied
@@ -64,7 +62,6 @@ def copied_rounds(
 
 def _common_rows(found: Continuations, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return different continuations and their ranks at their place: the most common first, of equals the best.
-
     One that is shorter than others of its place, because the text ends, is left out where it is their beginning; the
     shorter ones of a place come first. `windows` [depth + 1, T] are those of `FinishedText`.
     """

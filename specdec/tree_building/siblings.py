@@ -130,10 +130,9 @@ def growing(
     they begin alike. To merge them, the host reads the tokens once a level. The other ways read nothing and keep the
     topology, except that a node has no more children than there are tokens.
 
-    The rank of a source is that of the row in rows, and otherwise that among siblings, in the order drawn.
-
-    Several models share the siblings, see `_models`. A child that is drawn has the q of its own model, of which the
-    tokens of earlier siblings are taken out: multi-round rejection needs no more than that.
+    The rank of a source is that of the row in rows, and otherwise that among siblings, in the order drawn. Several
+    models share the siblings, see `_models`. A child that is drawn has the q of its own model, of which the tokens of
+    earlier siblings are taken out: multi-round rejection needs no more than that.
 
     Raises ValueError: a beam that is filled in another way than `ranked`; several models that fill one, or whose draws
     are independent, because a token that two of them draw would have two q.
@@ -254,11 +253,10 @@ def source_ranks(topology: Tree, of_rows: bool) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _models(topology: Tree, count: int) -> tuple[int, ...]:
-    """Return for each node [N] the one of `count` models that gives it.
-
-    The child of rank j of a node that model m gave is given by model m + j, modulo their number, the root counting as
-    model 0's. So each model goes on with its own first choices, and adds siblings to those of the others; k rows are
-    shared out in turn. SpecInfer (2305.09781, Algorithm 2) has the models draw their children independently.
+    """Return for each node [N] the one of `count` models that gives it. The child of rank j of a node that model m gave
+    is given by model m + j, modulo their number, the root counting as model 0's. So each model goes on with its own
+    first choices, and adds siblings to those of the others; k rows are shared out in turn. SpecInfer (2305.09781,
+    Algorithm 2) has the models draw their children independently.
     """
     models: list[int] = []
     for parent, rank in zip(topology.parents, topology.ranks, strict=True):

@@ -62,7 +62,6 @@ class Translation:
 
     def align(self, logits: Tensor) -> Tensor:
         """Return the drafter's logits [..., D] over the target's tokens [..., V], -inf where a token is not shared.
-
         So q, which is standardised afterwards, is the drafter's law restricted to shared tokens and renormalised, and
         top-k and top-p cut among tokens that can be proposed.
         """

@@ -35,13 +35,9 @@ class Verifier(ABC):
 
     @abstractmethod
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
-        """Choose a path and the token after it.
-
-        Args:
-            draft: N nodes; N may be 0, then the next token is drawn from p[0]. The tokens of an empty draft lie on the
-                host, wherever p is, so that a rule leaves them alone.
-            p: [N+1, V] the target's law after the root (place 0) and after each node.
-            generator: the source of all randomness of the decision.
+        """Choose a path of a draft of N nodes and the token after it, by p [N+1, V], the target's law after the root
+        (place 0) and after each node. All randomness comes from `generator`. N may be 0: the next token is then drawn
+        from p[0], and the draft's tokens lie on the host, wherever p is, so that a rule leaves them alone.
         """
 
     def for_greedy(self) -> "Verifier":
@@ -59,17 +55,19 @@ class Verifier(ABC):
         return torch.minimum(p, q.to(p.dtype))
 
     def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
-        """Return the exact law [..., V] of the token emitted at a tested position of a chain, accepted or corrected:
-        unless a rule says otherwise, p of a lossless one, and of others what passes and else `reference`.
-
-        Args:
-            p: [..., V] the target's law there.
-            q: [..., V] the drafter's, one-hot for a deterministic draft.
-            depth: [...] of the position in its draft, 1 after the root: some rules treat the first ones differently.
+        """Return the exact law [..., V] of the token emitted at a tested position of a chain, accepted or corrected: p
+        of a lossless rule, and of others what passes and else `corrected`. The arguments p and q [..., V] are the laws
+        of target and drafter, q one-hot for a deterministic draft; depth [...] is that of the position in its draft, 1
+        after the root: some rules treat the first ones differently.
         """
         if self.capabilities.lossless:
             return p
-        return passed_or_corrected(self.passed(p, q, depth), self.reference(p))
+        passed = self.passed(p, q, depth)
+        return passed + (1 - passed.sum(-1, keepdim=True)).clamp_min(0.0) * self.corrected(p, q)
+
+    def corrected(self, p: Tensor, q: Tensor) -> Tensor:
+        """Return the law [..., V] of the token after a rejection, of a rule that is not lossless."""
+        return self.reference(p)
 
     def reference(self, p: Tensor) -> Tensor:
         """Return the law [..., V] of the emitted token where nothing is drafted, with which `law` is compared: of a
@@ -89,13 +87,6 @@ class Verifier(ABC):
         if not self.capabilities.lossless:
             raise NotImplementedError(f"{type(self).__name__} is not lossless and does not say when a token passes")
         return (p / q).clamp_max(1.0)
-
-
-def passed_or_corrected(passed: Tensor, corrected: Tensor) -> Tensor:
-    """Return the law [..., V] of a token that is accepted with chances `passed` [..., V], which sum to at most 1, and
-    otherwise drawn from `corrected` [..., V].
-    """
-    return passed + (1 - passed.sum(-1, keepdim=True)).clamp_min(0.0) * corrected
 
 
 def correction(draft: Draft, p: Tensor, accepted: Tensor, scaled: Tensor | None = None, kept: float = 1.0) -> Tensor:

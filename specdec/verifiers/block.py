@@ -17,8 +17,7 @@ class BlockVerification(Verifier):
     h_i = n_i / (n_i + 1 - p_i) (0/0 is 1), the whole chain with p_gamma. After tau < gamma tokens, which counts as one
     rejection observed at depth tau + 1, the next is drawn from norm((p_tau p_{tau+1} - q_{tau+1})_+). Lossless, and
     accepts at least as many tokens as speculative sampling on average; acceptance at a position depends on the
-    positions around it, so `alpha.mle` measures the rule and not the mean of sum min(p, q). With one-hot p it is exact
-    match.
+    positions around it, so `alpha.mle` measures the rule, not the mean of sum min(p, q). Exact match with one-hot p.
     """
 
     capabilities = VerifierCapabilities(handles=frozenset({"chain"}), token_by_token=False)
@@ -44,9 +43,8 @@ class BlockVerification(Verifier):
 
 
 def _weights(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
-    """Return p_0 ... p_N [N+1] of theory.md 1.3 for N drafted tokens under p, q [N, V].
-
-    ln p_i is a walk of steps ln p(x_i)/q(x_i) that is held at or below 0: the free walk minus its highest point so far.
+    """Return p_0 ... p_N [N+1] of theory.md 1.3 for N drafted tokens under p, q [N, V]. ln p_i is a walk of steps
+    ln p(x_i)/q(x_i) that is held at or below 0: the free walk minus its highest point so far.
     """
     chosen = tokens.unsqueeze(-1)
     # float64: the steps of a long chain cancel.

@@ -36,8 +36,7 @@ class BlockwiseRule(Verifier):
     so does what our round commits: 1 forces nothing.
 
     exact with minimum_block 1 is the rule `greedy`: lossless, and for temperature 0 only. All others are lossy. top_k
-    and score need more of p than its argmax, so a run has sampling=temperature; at temperature 0 p is one-hot and both
-    are exact match.
+    and score need more of p than its argmax, so a run has sampling=temperature; at temperature 0 both are exact match.
     """
 
     capabilities = VerifierCapabilities(

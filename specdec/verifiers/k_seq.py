@@ -61,22 +61,18 @@ def _k_seq(draft: Draft, p: Tensor, children: Tensor, uniforms: Tensor) -> tuple
 
 
 def acceptance_scale(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
-    """Return rho [..., 1] for float64 laws p, q [..., V] and K `draws` [], by bisection in [1, K].
-
+    """Return rho [..., 1] for float64 laws p, q [..., V] and K `draws` [], by bisection in [1, K], because
     1 - (1 - b)^K - rho b falls as rho grows. The upper end is returned: any rho at or above the root gives exactly p,
     so what is left of the interval costs acceptance (less than 1e-9) and never the law.
     """
     low = torch.ones_like(p[..., :1])
     step = low * draws - 1
-    for _ in range(_HALVINGS):
+    for _ in range(36):  # halvings
         step = step / 2
         middle = low + step
         b = torch.minimum(p / middle, q).sum(-1, keepdim=True)
         low = torch.where(_some_of(b, draws) > middle * b, middle, low)
     return low + step
-
-
-_HALVINGS = 36
 
 
 def _some_of(b: Tensor, draws: Tensor) -> Tensor:

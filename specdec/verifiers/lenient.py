@@ -10,13 +10,7 @@ from torch import Tensor
 from specdec.config import Named, typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual
-from specdec.verifiers.base import (
-    Verifier,
-    VerifierCapabilities,
-    first_choice_acceptance,
-    passed_or_corrected,
-    verifiers,
-)
+from specdec.verifiers.base import Verifier, VerifierCapabilities, first_choice_acceptance, verifiers
 from specdec.verifiers.greedy import Greedy
 from specdec.verifiers.speculative_sampling import accept_chain
 
@@ -39,8 +33,7 @@ class Lenient(Verifier):
     compares probabilities, so p has to be the model's whole law: the run uses sampling=temperature, at 1 for the
     paper's rule, and its baseline is greedy text all the same, because a round without a draft emits argmax p too.
 
-    At temperature 0 the target hands over a one-hot p, in which nothing but its argmax can pass: every lenience and
-    both forms are then exact match.
+    At temperature 0 p is one-hot, and nothing but its argmax can pass: every lenience and both forms are exact match.
     """
 
     capabilities = VerifierCapabilities(handles=frozenset({"chain"}), lossless=False, token_by_token=False)
@@ -69,9 +62,8 @@ class Lenient(Verifier):
             return q * self._likely(p)
         return torch.minimum(q, p / self._lenience)
 
-    def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
-        corrected = self.reference(p) if self._greedy else residual(p, self._kept * q.to(p.dtype))
-        return passed_or_corrected(self.passed(p, q, depth), corrected)
+    def corrected(self, p: Tensor, q: Tensor) -> Tensor:
+        return super().corrected(p, q) if self._greedy else residual(p, self._kept * q.to(p.dtype))
 
     def acceptance(self, p: Tensor, q: Tensor) -> Tensor:
         return (p / (self._lenience * q)).clamp_max(1.0)

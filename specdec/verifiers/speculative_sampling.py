@@ -24,8 +24,7 @@ class SpeculativeSampling(Verifier):
 
     Where a node has several children they are tested in the order of `draft.tests`, each against what the rejections
     before it left of p: p <- norm((p - q)_+) with the very q that the rejected one was drawn from. With draws that are
-    independent this is SpecInfer's rule, with draws without replacement Sequoia's and RSD's; one recursion, because q
-    travels with each token.
+    independent this is SpecInfer's rule, with draws without replacement Sequoia's and RSD's; q travels with each token.
     """
 
     capabilities = VerifierCapabilities(handles=EVERY_STRUCTURE)
@@ -87,11 +86,9 @@ without children)."""
 
 def descend(draft: Draft, p: Tensor, generator: torch.Generator | None, rule: Rule) -> Acceptance:
     """Follow accepted children of a draft with nodes from the root until none passes; the next token comes from what is
-    left of p [N+1, V] there.
-
-    Children that are point masses (`draft.q` is None) need no rule: testing them in turn, each with its share of what
-    is left of p, is the same as drawing the next token from p and following the child with that token. Otherwise `rule`
-    decides.
+    left of p [N+1, V] there. Children that are point masses (`draft.q` is None) need no rule: testing them in turn,
+    each with its share of what is left of p, is the same as drawing the next token from p and following the child with
+    that token. Otherwise `rule` decides.
     """
     widths, table = _tests(draft.tree.children if draft.q is None else draft.tests, p.device)  # table [N+1, T]
     uniforms = None

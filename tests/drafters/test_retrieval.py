@@ -109,7 +109,7 @@ def offered(drafter, prompt):
 def test_a_datastore_is_built_once_and_can_be_named(build, corpus, tmp_path, monkeypatch):
     first = build()
     (folder,) = (tmp_path / "stores").iterdir()
-    monkeypatch.setattr("specdec.drafters.retrieval.write_datastore", None)  # not called again
+    monkeypatch.setattr("specdec.ngrams.datastore.write_datastore", None)  # not called again
     prompt, about = documents()[0][3:6], first.describe()
     expected = offered(first, prompt)
     assert len(expected) == 4

@@ -9,9 +9,9 @@ import pytest
 
 from specdec.drafters import drafters
 from specdec.drafters.ngram import Ngram
-from specdec.ngrams import corpus
 from specdec.structures import structures
 from specdec.studies.all_drafters import _facts
+from specdec.text import python_sources
 
 ON_A_TABLE = ("ngram", "mixed", "model_bigram")
 PROMPTS = "prompts.tokens=[[0,1,2,0,1,2,0],[1,1,2,1,1,2,1],[2,0,2,0,2,0]]"
@@ -76,8 +76,8 @@ def test_a_drafter_that_goes_no_deeper_has_no_chain_of_the_equal_size(study, mon
 
 @pytest.mark.slow
 def test_whoever_is_not_left_out_decodes_the_pocket_target(study, monkeypatch):
-    read = corpus.read_python_files  # tables are fitted on every fortieth file: on all it takes most of the test
-    monkeypatch.setattr(corpus, "read_python_files", lambda *where: list(read(*where))[::40])
+    read = python_sources.read_python_files  # tables are fitted on every fortieth file: on all it takes too long
+    monkeypatch.setattr(python_sources, "read_python_files", lambda *where: list(read(*where))[::40])
     model = ("target=causal", "target.compile=false", "prompts=stdlib_code", "prompts.limit=1", "target.dtype=float32")
     few = ("study.shapes=[]", "measurement.max_new_tokens=6", "+study.drafters.layer_skip={evaluations: 4}")
     _, tables = study("all_drafters", *model, *few)

@@ -38,9 +38,7 @@ class CalibrationTextConfig:
 
 
 def own_model(target: Target, drafter: str) -> Causal:
-    """Return the target as one whose model can draft for it. Raises UsageError: the target has no network, or an
-    encoder-decoder's.
-    """
+    """Return a target whose model can draft for it. Raises UsageError: it has no network, or an encoder-decoder's."""
     if isinstance(target, Causal):
         return target
     has = "has no network" if target.model is None else "is an encoder-decoder"
@@ -98,9 +96,7 @@ class CalibrationText:
 
     @cached_property
     def text(self) -> tuple[Tensor, Tensor]:
-        """The text [B, S] and the target's laws [B, tokens, V] along its last tokens; the target writes it when it is
-        first asked for.
-        """
+        """The text [B, S], written when first asked for, and the target's laws [B, tokens, V] along its last tokens."""
         config, target = self._config, self._target
         if self._corpus is None:
             generator, shape = generator_for(0, "calibration", "passages"), (config.passages, config.context)

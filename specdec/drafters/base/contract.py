@@ -86,15 +86,13 @@ class Drafter(ABC):
 
     def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Take note of a finished text, for drafts of texts that are begun later. A run calls this after each prompt,
-        when all methods have decoded it and all replays are done; the time is in no duration.
-
-        Nothing else passes from one text to another, and what does may not depend on who decodes a prompt or how often:
-        only the first output of a prompt counts, which the baseline wrote, and no draft of the prompt itself reads it.
+        when all methods have decoded it and all replays are done; the time is in no duration. Nothing else passes from
+        one text to another, and what does may not depend on who decodes a prompt or how often: only the first output of
+        a prompt counts, which the baseline wrote, and no draft of the prompt itself reads it.
         """
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         """Return q [len(text), V] before every token of `text`, in one teacher-forced pass; point masses are one-hot.
-
         Only drafters whose replay is "position" and that always propose can do so. None means that a replay has to
         draft token by token. Afterwards the drafter has no text: call `start` next.
         """
@@ -103,11 +101,9 @@ class Drafter(ABC):
     def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
         """Return q of the text's own tokens [len(text), depth] in chains that begin at each position: in place [t, k]
         the chance that a chain which has drafted tokens t to t+k-1 of the text goes on with token t+k.
-
         It is 0 beyond the text and where nothing is offered. Only drafters whose replay is "start" can do so; None
         means that a replay has to draft at every position, which takes point masses. Afterwards the drafter has no
-        text: call `start` next. A drafter that reads states is given `Target.states` [S+N-1, D] of all tokens of prompt
-        and text but the last.
+        text: call `start` next. A drafter that reads states gets `Target.states` [S+N-1, D] of all but the last token.
         """
         return None
 

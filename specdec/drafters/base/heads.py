@@ -105,9 +105,7 @@ class HeadsDrafter(NetworkDrafter):
         self._read(states)
 
     def along(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Along:
-        """See `NetworkDrafter.along`: one pass of each head over all positions, of which `_POSITIONS` get their logits
-        at a time.
-        """
+        """See `NetworkDrafter.along`: a pass of each head over all positions, and logits of `_POSITIONS` at a time."""
         assert states is not None
         tokens = torch.tensor([*prompt, *text][:-1], device=self._device)
         before = len(prompt) - 2  # place of the state before the root of round 1
@@ -240,8 +238,7 @@ class IndependentChoices:
 
     def first(self, states: Tensor, roots: Tensor, tree: Tree) -> Tensor:
         """Return tokens [B, N] for the nodes of a tree, the same one for all roots [B]: a node of rank j gets the
-        (j+1)-th choice after its parent. The tree is at most as deep as there are heads; no node has more children than
-        there are tokens.
+        (j+1)-th choice after its parent. The tree is no deeper than there are heads; no node has more than V children.
         """
         width, places = _by_depth(tree)
         best = self.logits(states, tree.depth).topk(width, dim=-1).indices  # [depth, B, width]

@@ -17,9 +17,7 @@ from specdec.targets.base import Target
 
 @contextmanager
 def named_below(place: str, group: str = "drafter") -> Iterator[None]:
-    """Rename the keys in a UsageError of a part: what it calls `GROUP.model` is `drafter.PLACE.model` in the drafter
-    with that part at `place`.
-    """
+    """Rename keys in a UsageError of the part at `place`: its `GROUP.model` is `drafter.PLACE.model` in the whole."""
     try:
         yield
     except UsageError as error:
@@ -42,9 +40,7 @@ def checked_part(place: str, values: Mapping[str, Any]) -> None:
 
 
 def built_part(place: str, values: Mapping[str, Any], target: Target) -> Drafter:
-    """Build the part at `drafter.PLACE` beside the target that it drafts for. Raises UsageError: it cannot be made, or
-    was made for another vocabulary.
-    """
+    """Build the part at `drafter.PLACE`. Raises UsageError: it cannot be made, or was made for another vocabulary."""
     with named_below(place):
         part = drafters.build(values, target=target)
     size = part.capabilities.vocab_size

@@ -183,12 +183,7 @@ class FeatureDrafter(NetworkDrafter):
     rows_of: Callable[[Any], Any]
 
     def __init__(
-        self,
-        target: Target,
-        network: Any,
-        offsets: Sequence[int],
-        drafts: Drafts,
-        siblings: Siblings = "without_replacement",
+        self, target: Target, network: Any, offsets: Sequence[int], drafts: Drafts, siblings: Siblings
     ) -> None:
         """Make a drafter that reads the target's layers at these offsets (`HiddenStates.keep`). Raises UsageError: a
         target without hidden states, or without one of these layers.
@@ -239,9 +234,7 @@ class FeatureDrafter(NetworkDrafter):
         return self._rows if self._rows.length else None
 
     def chain(self, rows: Any, structure: Structure, strategy: str) -> Draft:
-        """Draft a chain by rows whose `first` are the logits [1, W] after the root, and whose `next(token [1])` gives
-        those after one more.
-        """
+        """Draft a chain by rows: `first` are logits [1, W] after the root, `next(token [1])` those after one more."""
         chain = self.new_chain(structure.gamma, structure.threshold)
         tokens, _, q = self.drafted(chain, self.widened(rows.first), lambda token: self.widened(rows.next(token)))
         return self.checked(chain_draft(tokens, strategy, q))

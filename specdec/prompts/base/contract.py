@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, Named, typed
 from specdec.registry import Registry
 
 Counts = dict[str, dict[str, int]]  # reason -> category -> count
 
 
 @typed
-class SetConfig:
+class SetConfig(Named):
     """The keys that every prompt set has."""
 
-    name: str
     limit: AtLeastOne | None  # number of usable prompts; null takes all
     balance: bool  # with a limit: true takes the categories in turn, false the first prompts of the source
     chat: Literal["auto", "never"]  # auto applies the tokenizer's chat template, if it has one
