@@ -113,7 +113,7 @@ def test_shorter_offers_are_part_of_a_round():
 
 def test_offers_are_censored_by_the_end_of_the_text(make_rounds):
     rounds = make_rounds({"p": [2, 0, 0, 1]}, 2, offered={"p": [2, 0, 2, 1]})  # the last had room for one only
-    sums = {name: table.sum(axis=0)[None] for name, table in P._counts(rounds, rounds, None, ["p"], 2).items()}
+    sums = {name: table.sum(axis=0)[None] for name, table in P._Halves({2: rounds}, None, ["p"]).data.items()}
     # Of four rounds with room for one token, three offered one; of the two of these with room for two, both did.
     np.testing.assert_allclose(laws.offer_chances(sums), [[1, 0.75, 0.75]])
 
