@@ -1,4 +1,4 @@
-"""What earlier commands found out, kept in `advice_dir` for the runs that it is about: the advice of `specdec.advise`,
+"""Answers of earlier commands, kept in `advice_dir` for the runs that they are about: the advice of `specdec.advise`,
 and that `specdec.certify` passed a combination with parts of other packages.
 """
 

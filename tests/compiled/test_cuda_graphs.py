@@ -170,7 +170,7 @@ def test_the_kernel_that_plans_for_every_length_is_left_out_on_a_gpu(monkeypatch
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_masks_on_a_gpu_begin_where_its_kernels_can_read(dtype):
-    """What a CPU gets as a view of any address comes as lines that are aligned, always with the same strides."""
+    """A GPU gets aligned lines, always with the same strides, where a CPU gets a view of any address."""
     windows = {"full_attention": None, "sliding_attention": 5}
     views, copies = (MaskBuffers(windows, dtype, torch.device("cpu")) for _ in range(2))
     assert not views.aligned and MaskBuffers(windows, dtype, torch.device("meta")).aligned is False
@@ -190,7 +190,7 @@ def test_masks_on_a_gpu_begin_where_its_kernels_can_read(dtype):
 
 @torch.inference_mode()
 def test_a_pass_gives_its_states_too(decoder):
-    """Of a draft that is smaller than the graph, too."""
+    """States come of all tokens of a draft, and of no others where it is smaller than the graph."""
     made = decoder()
     made.keep_states((0, 1))
     compile_decoder(made, {}, 64, "trace")
