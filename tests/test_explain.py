@@ -89,7 +89,7 @@ def written(tmp_path):
 def test_a_step_is_a_round_in_every_format(written, kind, text, step_ms, pooled):
     path = written("result", text)
     assert [name for name, module in LOAD_FORMATS.items() if module.load_points(LoadFile.of(path))] == [kind]
-    point = read_loads(path, kind).iloc[0]
+    point = read_loads(path, kind).points.iloc[0]
     assert point["step_ms"] == pytest.approx(step_ms)
     assert point["pooled"] == pytest.approx(pooled) if pooled else point["by_request"] == 2.5
     assert point["in_flight"] in (1, 4) and point["throughput"] > 0
@@ -105,7 +105,7 @@ def test_a_format_is_one_new_file(written, tmp_path, monkeypatch):
     read, commanded = (runpy.run_path(part.__file__, run_name=part.__name__) for part in (importers, report))
     assert {*commanded["KINDS"]} == {*report.KINDS, "own_bench"}
     for kind in ("load", "own_bench"):
-        assert read["read_loads"](written("result", "own"), kind)["throughput"].tolist() == [9]
+        assert read["read_loads"](written("result", "own"), kind).points["throughput"].tolist() == [9]
         with pytest.raises(UsageError, match="is of no kind that .*begins with .*Ours: own"):
             read["read_loads"](written("result", "other"), kind)
 

@@ -64,17 +64,17 @@ def lighter(svg: str) -> str:
             if kept != name:
                 instead[name] = kept
                 definitions.remove(shape)
-    for element in root.iter():
-        _refer(element, instead)
     # Ids that nothing refers to go, and the others get the shortest names there are.
     used: dict[str, str] = {}
+
+    def shortest(name: str) -> str:
+        return used.setdefault(instead.get(name, name), f"i{len(used)}")
+
     for element in root.iter():
-        own = element.attrib.get(_HREF, "")
-        names = [own[1:]] if own.startswith("#") else []
-        for name in [*names, *(name for value in element.attrib.values() for name in _URL.findall(value))]:
-            used.setdefault(name, f"i{len(used)}")
+        for key, value in element.attrib.items():
+            url = _URL.sub(lambda found: shortest(found[0]), value)
+            element.set(key, f"#{shortest(value[1:])}" if key == _HREF and value.startswith("#") else url)
     for element in root.iter():
-        _refer(element, used)
         name = element.attrib.pop("id", None)
         if name in used:
             element.set("id", used[name])
@@ -85,15 +85,6 @@ def lighter(svg: str) -> str:
 def _rounded(number: re.Match[str]) -> str:
     text = f"{float(number[0]):.{DIGITS}f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
-
-
-def _refer(element: ElementTree.Element, names: dict[str, str]) -> None:
-    """Let an element refer to the new names of ids; others stay."""
-    for key, value in element.attrib.items():
-        element.set(key, _URL.sub(lambda found: names.get(found[0], found[0]), value))
-    if element.attrib.get(_HREF, "").startswith("#"):
-        name = element.attrib[_HREF][1:]
-        element.set(_HREF, f"#{names.get(name, name)}")
 
 
 def _dissolve(root: ElementTree.Element) -> None:

@@ -97,8 +97,8 @@ def is_load(given: str) -> bool:
     return False
 
 
-def read_loads(path: Path, kind: str = LOAD) -> pd.DataFrame | Gauges:
-    """Return the load points of a file, or gauges, in one format or ("load") any. UsageError for others."""
+def read_loads(path: Path, kind: str = LOAD) -> LoadTests:
+    """Return the load points of a file, or gauges alone, in one format or ("load") any. UsageError for others."""
     file = LoadFile.of(path)
     tried = {name: module for name, module in LOAD_FORMATS.items() if kind in (LOAD, name)}
     read = {name: points for name, module in tried.items() if (points := module.load_points(file))}
@@ -108,8 +108,9 @@ def read_loads(path: Path, kind: str = LOAD) -> pd.DataFrame | Gauges:
         raise UsageError(f"{path} is of no kind that {known} begins with {begins}")
     if len(read) > 1 and len(file.documents) < 2:
         raise UsageError(f"{path} is of several kinds: choose one with specdec.report --import {' or '.join(read)}.")
-    made = [*read.values()]
-    return made[0] if isinstance(made[0], Gauges) else load_table(path, [point for points in made for point in points])
+    gauges = tuple(made for made in read.values() if isinstance(made, Gauges))
+    points = [point for made in read.values() if not isinstance(made, Gauges) for point in made]
+    return LoadTests(load_table(path, points), gauges, ServerFacts())
 
 
 def read_together(files: Sequence[tuple[str, str, str]], facts: ServerFacts) -> LoadTests:
@@ -119,19 +120,12 @@ def read_together(files: Sequence[tuple[str, str, str]], facts: ServerFacts) -> 
     points: list[pd.DataFrame] = []
     gauges: list[Gauges] = []
     for kind, name, file in files:
-        read: pd.DataFrame | Gauges
-        if kind == LOAD and Path(file).is_dir():
-            kept = read_folder(Path(file))
-            read = kept.points
-            gauges += kept.gauges
-            said = {each: {**values, **getattr(facts, each)} for each, values in vars(kept.facts).items()}
-            facts = replace(facts, **said)
-        else:
-            read = read_loads(Path(file), kind)
-        if isinstance(read, Gauges):
-            gauges.append(read)
-        else:
-            points.append(read.assign(server=name) if name else read)
+        kept = kind == LOAD and Path(file).is_dir()
+        tests = read_folder(Path(file)) if kept else read_loads(Path(file), kind)
+        points += [tests.points.assign(server=name) if name else tests.points] if len(tests.points) else []
+        gauges += tests.gauges
+        said = {each: {**values, **getattr(facts, each)} for each, values in vars(tests.facts).items()}
+        facts = replace(facts, **said)
     if not points:
         raise UsageError("A server's page alone has no load: give the results of a load generator beside it.")
     return LoadTests(pd.concat(points, ignore_index=True), tuple(gauges), facts)

@@ -88,7 +88,7 @@ def test_a_server(answers, drafts, log_figure, tmp_path):
         path = tmp_path / f"{name}.jsonl"
         sums = [{key: value for key, value in one.items() if key != "steps"} for one in each]
         path.write_text("".join(json.dumps(one) + "\n" for one in sums), encoding="utf-8")
-        points[name] = read_loads(path).iloc[0]
+        points[name] = read_loads(path).points.iloc[0]
     plain, fast = points["plain"], points[drafts]
     gain, step = fast["throughput"] / plain["throughput"], plain["step_ms"] / fast["step_ms"]
     outside = dict(zip(NAMES, (fast["pooled"], step, gain / fast["pooled"] / step, gain), strict=True))

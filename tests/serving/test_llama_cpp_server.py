@@ -84,7 +84,7 @@ def test_rounds_are_counted_though_tokens_are_silent_or_cut(tmp_path, tokens, ro
     for mistake in ("", "silent"):
         with serving(ROUNDS, mistake) as address:
             path.write_text(json.dumps(answer(address, "Text", tokens)) + "\n", encoding="utf-8")
-        point = read_loads(path).iloc[0]
+        point = read_loads(path).points.iloc[0]
         assert point["drafts"] == rounds and point["step_ms"] == pytest.approx(ROUND_MS, rel=1e-4)
         assert point["pooled"] == pytest.approx((tokens - 1) / rounds) and point["output_tokens"] == tokens
 
