@@ -142,7 +142,7 @@ def logged_study(tracking_uri: str, run_id: str) -> FinishedStudy:
     """Read a finished study that MLflow has. UsageError for files that hold something else."""
     store = _Store(tracking_uri)
     names = [name for name in store.files(run_id) if name == STUDY or name.endswith(".parquet")]
-    files = {name: Path(store.ask("download_artifacts", run_id, name)) for name in names}
+    files = {name: Path(store.ask(store.client.download_artifacts, run_id, name)) for name in names}
     return read_study(files, f"run {run_id}")
 
 
@@ -185,13 +185,10 @@ class _Store:
             quieten()
             from mlflow.tracking import MlflowClient
 
-        self._client = self._ask(MlflowClient, tracking_uri=store.uri)
+        self.client: Any = self.ask(MlflowClient, tracking_uri=store.uri)
 
-    def ask(self, question: str, *args: Any, **kwargs: Any) -> Any:
-        """Return what a method of MLflow's client answers."""
-        return self._ask(getattr(self._client, question), *args, **kwargs)
-
-    def _ask(self, question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def ask(self, question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return what a method of MLflow's `client` answers."""
         try:
             return question(*args, **kwargs)
         except SpecdecError:
@@ -201,26 +198,26 @@ class _Store:
 
     def runs(self, experiment: str, condition: str) -> list[Any]:
         """Return an experiment's runs that meet a condition, newest first."""
-        known = self.ask("get_experiment_by_name", experiment)
-        runs: list[Any] = []
-        token: str | None = None
-        newest_first: dict[str, Any] = {"filter_string": condition, "order_by": ["attributes.start_time DESC"]}
-        while known is not None:
-            page = self.ask("search_runs", [known.experiment_id], **newest_first, max_results=1000, page_token=token)
-            runs.extend(page)
-            token = page.token
-            if not token:
-                break
+        known = self.ask(self.client.get_experiment_by_name, experiment)
+        if known is None:
+            return []
+        order = {"filter_string": condition, "order_by": ["attributes.start_time DESC"], "max_results": 1000}
+        search = partial(self.ask, self.client.search_runs, [known.experiment_id], **order)
+        page = search()
+        runs = [*page]
+        while page.token:
+            page = search(page_token=page.token)
+            runs += page
         return runs
 
     def files(self, run_id: str, folder: str | None = None) -> list[str]:
-        return [item.path for item in self.ask("list_artifacts", run_id, folder)]
+        return [item.path for item in self.ask(self.client.list_artifacts, run_id, folder)]
 
     def fetch(self, run_id: str, name: str) -> Path:
         """Return the path of an artifact on this machine. UsageError if the run has none of that name."""
         if name not in self.files(run_id, name.rpartition("/")[0] or None):
             raise UsageError(missing_file(name, f"Run {run_id} in {self.uri}"))
-        return Path(self.ask("download_artifacts", run_id, name))
+        return Path(self.ask(self.client.download_artifacts, run_id, name))
 
 
 def load_runs(tracking_uri: str, experiment: str) -> pd.DataFrame:
@@ -230,9 +227,9 @@ def load_runs(tracking_uri: str, experiment: str) -> pd.DataFrame:
     store = _Store(tracking_uri)
     runs = store.runs(experiment, MAIN)
     if not runs:
-        known = store.ask("get_experiment_by_name", experiment)
+        known = store.ask(store.client.get_experiment_by_name, experiment)
         if known is None:
-            names = [item.name for item in store.ask("search_experiments")]
+            names = [item.name for item in store.ask(store.client.search_experiments)]
             raise UsageError(
                 f"No experiment {experiment!r} in {store.uri}.{near_misses(experiment, names)} It has: "
                 f"{', '.join(sorted(names))}. `{COMMAND} tracking.experiment={experiment}` makes one."
@@ -269,12 +266,12 @@ def open_runs(tracking_uri: str, chosen: Sequence[str]) -> list[Run]:
 def open_run(tracking_uri: str, run_id: str) -> Run:
     """Return one run with its curves; its files are fetched when asked for. UsageError if the store lacks it."""
     store = _Store(tracking_uri)
-    run = store.ask("get_run", run_id)
+    run = store.ask(store.client.get_run, run_id)
     names = {key: current_name(key) for key in run.data.metrics}
     curves: dict[str, dict[int, float]] = {}
     for key, name in names.items():
         if "curve" in name.split("/"):  # also drafter/NAME/curve/*
-            points = store.ask("get_metric_history", run_id, key)
+            points = store.ask(store.client.get_metric_history, run_id, key)
             # The last value counts if a step was logged twice.
             ordered = sorted(points, key=lambda point: (point.step, point.timestamp))
             curves[name] = {int(point.step): float(point.value) for point in ordered}
@@ -293,7 +290,7 @@ def study_ids(tracking_uri: str, name: str, kind: str = "") -> list[str]:
     """Return the run id `name` if it is a study's, else those of an experiment's finished studies, newest last."""
     store = _Store(tracking_uri)
     if RUN_ID.fullmatch(name):
-        return [name] if "specdec.study" in store.ask("get_run", name).data.tags else []
+        return [name] if "specdec.study" in store.ask(store.client.get_run, name).data.tags else []
     condition = f"tags.`specdec.study` = '{kind}'" if kind else "tags.`specdec.role` = 'study'"
     runs = store.runs(name, f"{condition} and attributes.status = 'FINISHED'")
     return [run.info.run_id for run in reversed(runs)]
