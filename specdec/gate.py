@@ -5,7 +5,6 @@ No Hydra task: nothing is configured, nothing is run. Imports stay light, so `--
 
 import argparse
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -38,11 +37,13 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def gate(arguments: Sequence[str]) -> None:
-    """Compare and print the verdicts, or renew the golden folder. Raises UsageError: a folder or an option that cannot
-    be used; NotLossless: the outputs of a candidate are refuted; LossFound: the candidates are worse.
+@told_faults()
+def main() -> None:
+    """Compare and print the verdicts, or renew the golden folder: the console entry point. It ends with the code of a
+    UsageError: a folder or an option that cannot be used; NotLossless: the outputs of a candidate are refuted;
+    LossFound: the candidates are worse.
     """
-    options = parser().parse_args(arguments)
+    options = parser().parse_args()
     if not 0 < options.false_alarms < 0.5:
         raise UsageError("--false-alarms is a chance: give a number above 0 and below 0.5, such as 0.01.")
     if not 0 <= options.tolerance < 1:
@@ -112,12 +113,6 @@ def _write_junit(path: Path, cases: Sequence[tuple[str, str, str]]) -> None:
         write_atomically(path, ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
     except OSError as error:
         raise UsageError(f"--junit {path} cannot be written ({error.strerror}): name another file.") from None
-
-
-def main() -> None:
-    """Run the command: the console entry point."""
-    with told_faults():
-        gate(sys.argv[1:])
 
 
 if __name__ == "__main__":

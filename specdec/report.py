@@ -7,8 +7,6 @@ No Hydra task: nothing is configured, nothing is run. Imports stay light, so `--
 import argparse
 import os
 import pkgutil
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from specdec.analysis.read import foreign
@@ -82,9 +80,10 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def report(arguments: Sequence[str]) -> list[Path]:
-    """Write the report and return its files. UsageError, one sentence, for what the user can put right."""
-    options = parser().parse_args(arguments)
+@told_faults()
+def main() -> None:
+    """Write the report and print its files: the console entry point."""
+    options = parser().parse_args()
     if not options.runs and not options.imports:
         raise UsageError("Nothing to report on: name a run's folder, a run id or an experiment, or use --import.")
     for kind, _ in options.imports:
@@ -101,10 +100,11 @@ def report(arguments: Sequence[str]) -> list[Path]:
     if options.skip_bad and not kinds:
         raise UsageError("--skip-bad is for --import only; a run's own files have no bad lines.")
     with stage("Report", told=False, expected=_A_RUN_S) as under_way:
-        return _write(options, under_way)
+        written = _write(options, under_way)
+    print(*written, sep="\n")
 
 
-def _write(options: argparse.Namespace, under_way: Stage) -> list[Path]:
+def _write(options: argparse.Namespace, under_way: Stage) -> tuple[Path, Path]:
     from specdec.analysis.pages.html import Chapter, write_report
     from specdec.analysis.pages.report_chapters import run_chapters
     from specdec.analysis.read.find_runs import find_runs
@@ -152,16 +152,9 @@ def _write(options: argparse.Namespace, under_way: Stage) -> list[Path]:
             chapters += run_chapters(convert(others, choices, options.out / "imported", baseline))
     title = f"Speculative decoding: {how}, explained" if options.runs else "Speculative decoding: foreign results"
     try:
-        return list(write_report(options.out, title, chapters))
+        return write_report(options.out, title, chapters)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise UsageError(f"--out {options.out} cannot be written ({error.strerror}): name another folder.") from None
-
-
-def main() -> None:
-    """Run the command: the console entry point."""
-    with told_faults():
-        for path in report(sys.argv[1:]):
-            print(path)
 
 
 if __name__ == "__main__":
