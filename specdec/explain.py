@@ -7,7 +7,6 @@ No Hydra task: nothing is configured, and nothing is run but servers that the co
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from math import inf, isfinite
@@ -58,8 +57,9 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def explained(arguments: Sequence[str]) -> str:
-    """Return the account as Markdown, and write a report where that is asked for; UsageError for a user's faults."""
+@told_faults()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the account as Markdown, and write a report where that is asked for: the console entry point."""
     options = parser().parse_args(arguments)
     if not all(0 < context < inf for context in options.context):
         raise UsageError("--context is the tokens of a prompt: give a number above 0.")
@@ -80,7 +80,7 @@ def explained(arguments: Sequence[str]) -> str:
         tests.write(options.out / LOAD_FOLDER, options.files)
         write_report(options.out, "A server under load, explained", [Chapter("Load tests", sections)])
     blocks = [block for section in sections for block in section_blocks(section, "##", ())]
-    return "\n\n".join([*blocks, *(f"The answers of {name} are in {path}." for name, path in kept.items())])
+    print(*blocks, *(f"The answers of {name} are in {path}." for name, path in kept.items()), sep="\n\n")
 
 
 def _asked(addresses: Mapping[str, str], options: argparse.Namespace) -> dict[str, Path]:
@@ -128,12 +128,6 @@ def _values(option: str, given: Sequence[str]) -> dict[str, float]:
         if not (values[name] > 0 and isfinite(values[name])) or (option == "gamma" and values[name] % 1):
             raise UsageError(f"--{option} {text}: give a number above 0, or NAME=NUMBER for one server.")
     return values
-
-
-def main() -> None:
-    """Run the command: the console entry point."""
-    with told_faults():
-        print(explained(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def answers(tmp_path_factory, shared_data):
             held.callback(server.terminate)
             named.append(f"{name}={server.stdout.readline().partition(' on ')[2].partition(';')[0]}")
         asked = ("--prompts", str(folder / "prompts.jsonl"), "--requests", str(PROMPTS), "--tokens", str(TOKENS))
-        print(explain.explained([*named, *asked, "--out", str(folder)]))
+        explain.main([*named, *asked, "--out", str(folder)])
     return folder
 
 
