@@ -203,10 +203,8 @@ def accepted_length_table(rounds: pd.DataFrame, alpha: float) -> pd.DataFrame:
     share_low, share_high (prompt bootstrap), rounds, expected.
 
     Rounds without a proposal, and rounds cut while tokens were still being accepted, are left out; rounds that offered
-    fewer tokens have their own law. ValueError if the rounds are of several gammas, or none is left.
+    fewer tokens have their own law. ValueError if none is left.
     """
-    if rounds["gamma"].nunique() > 1:
-        raise ValueError(f"the rounds are of several gammas, {sorted(set(rounds['gamma']))}: choose one")
     speculative = rounds[rounds["offered"] > 0]
     if speculative.empty:
         raise ValueError("no round has a proposal, so there are no accepted lengths to show")

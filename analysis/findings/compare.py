@@ -122,8 +122,6 @@ def common_prompts(arms: Sequence[RunArm]) -> tuple[list[str], str]:
     common = sorted(name for name, _ in frozenset.intersection(*_texts(arms)))
     renamed = len(names) - len(common)
     dropped = f" {renamed} with the same name and another text are left out." if renamed else ""
-    if not common:
-        return [], f"The runs share no prompt, so nothing can be paired: run them with the same prompts.{dropped}"
     if len(set(sizes)) == 1 and len(common) == sizes[0]:
         return common, f"Paired on the same {counted(len(common), 'prompt')}."
     have = ", ".join(str(size) for size in sizes)
@@ -151,9 +149,7 @@ def content_hash(run: Run, part: str) -> str:
 
 
 def comparison_section(runs: Sequence[Run]) -> Section:
-    """Compare runs in one section. ValueError without runs. UsageError if one lacks rounds of its primary gamma."""
-    if not runs:
-        raise ValueError("there is no run to compare")
+    """Compare runs in one section. UsageError if one lacks rounds of its primary gamma."""
     groups = comparable([open_arms(run) for run in runs])
     parts = [section for group in groups for section in comparison_sections(group, groups)]
     return Section(
@@ -201,8 +197,6 @@ def comparison_sections(group: Comparable, groups: Sequence[Comparable]) -> tupl
     ]
     notes = [sentence for sentence in notes if sentence]
     loops, doubt = loops_in_words(runs, labels), doubts_in_words(arms, labels)
-    if not prompts:
-        return Section(first, (start + notes[0],)).beginning(refuted), Section(second, tuple(notes[1:]))
     sums, depths = [arm.sums for arm in arms], [arm.gamma for arm in arms]
     scores = score(sums, labels, prompts, replicates, depths=depths, doubt=doubt)
     if len(arms) == 1:

@@ -108,9 +108,7 @@ class ScoredArms:
         return [int(arm) for arm in np.argsort(-self.values[quantity], kind="stable")]
 
     def apart(self, quantity: str, first: int, second: int) -> bool:
-        """Return True if the paired interval of their ratio leaves out 1; never of too few prompts."""
-        if self.too_few:
-            return False
+        """Return True if the paired interval of their ratio leaves out 1; too few prompts have none."""
         ratio = self.ratio(quantity, first, second)
         return ratio.low > 1 or ratio.high < 1
 
@@ -156,10 +154,8 @@ def score(
     doubt: str = "",
 ) -> ScoredArms:
     """Score arms over `prompts`, which all of them have, by the SUMS per prompt (index) of each; `depths`, where they
-    are known, and `doubt` are those of `ScoredArms`. ValueError if there is no arm or no prompt.
+    are known, and `doubt` are those of `ScoredArms`.
     """
-    if not sums or not prompts:
-        raise ValueError("a comparison needs at least one arm and one prompt")
     tables = np.stack([table.loc[list(prompts), list(SUMS)].to_numpy() for table in sums], axis=1)  # [P, A, S]
     totals = with_replicates(tables.reshape(len(prompts), -1), replicates, seed)  # [1 + B, A S]
     by_name = dict(zip(SUMS, np.moveaxis(totals.reshape(len(totals), *tables.shape[1:]), 2, 0), strict=True))
@@ -196,9 +192,7 @@ def leaderboard(scores: ScoredArms, arms: Sequence[RunArm], prompts: Sequence[st
 
 @style.in_style
 def leaderboard_figure(scores: ScoredArms, quantity: str = "speedup", *, title: str) -> Figure:
-    """Draw a dot with its interval per arm, filled where the best is not told from it. ValueError if unknown."""
-    if not scores.known(quantity):
-        raise ValueError(f"not every run has a {quantity.replace('_', ' ')}")
+    """Draw a dot with its interval per arm, filled where the best is not told from it."""
     order = scores.order(quantity)
     intervals = [scores.interval(quantity, arm) for arm in order]
     names = [style.wrapped(scores.labels[arm], 26) for arm in order]

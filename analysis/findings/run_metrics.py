@@ -35,7 +35,7 @@ from ..busy_machine import undisturbed_prefills
 from ..comparisons import finite
 from ..intervals import ANY, ENDS, SHARE, Columns, Interval, Range, Statistic, bootstrap, interval_of, per_round
 from ..read.facts import RunFacts
-from ..rounds import WORK, Arms, check_rounds, distinct_generations, drafted, prompt_categories, prompt_sums
+from ..rounds import WORK, Arms, distinct_generations, drafted, prompt_categories, prompt_sums
 
 RATES = {  # metric: what a table calls it
     "acceleration_rate": "acceleration rate",
@@ -112,12 +112,11 @@ def summarise(
     work: SharedWork, generations: pd.DataFrame, replicates: int = 10_000, permutations: int = 1999
 ) -> Summary:
     """Summarise one cell: a baseline, one drafter at one or more gammas, maybe the original model, from a line per
-    generation. Only work that every arm has done counts. ValueError for tables that contradict themselves.
+    generation. Only work that every arm has done counts.
     """
     generations = undisturbed_prefills(generations)
     summaries = {}
     for gamma, arm in work.arms.items():
-        check_rounds(arm)
         distinct, by_prompt = distinct_generations(arm), prompt_sums(arm)
         account = work.sums(gamma, replicates).account()
         tests = iid_tests(distinct, permutations)

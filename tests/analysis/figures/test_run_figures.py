@@ -127,11 +127,8 @@ def test_accepted_lengths_follow_what_was_offered(make_rounds):
     assert "95% prompt-bootstrap intervals" in said and "3 rounds without a proposal" in said
 
 
-def test_accepted_lengths_are_of_one_gamma_that_has_proposals(make_rounds):
-    deep = make_rounds({"a": [3, 1]}, 3)
-    with pytest.raises(ValueError, match=r"of several gammas, \[2, 3\]: choose one"):
-        run_figures.accepted_lengths(pd.concat([make_rounds({"a": [0, 1]}, 2), deep]), 0.5, title="t")
-    (axes,) = run_figures.accepted_lengths(deep, 0.5, title="t").axes
+def test_accepted_lengths_are_of_rounds_with_proposals(make_rounds):
+    (axes,) = run_figures.accepted_lengths(make_rounds({"a": [3, 1]}, 3), 0.5, title="t").axes
     assert len(axes.patches) == 4
     for refused, says in (
         (make_rounds({"a": [0]}, 2, offered={"a": [0]}), "no round has a proposal"),

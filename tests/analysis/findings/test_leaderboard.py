@@ -91,9 +91,6 @@ def test_the_figure_fills_what_cannot_be_told_from_the_best():
     ]
     assert dots == [(2.1, False), (2.0, False), (1.2, True)]
     assert "40 prompts that all runs share; 95% prompt-bootstrap intervals" in figure.get_supxlabel().replace("\n", " ")
-    lacking = board.ScoredArms(("a",), (4,), 5, {"speedup": np.array([[np.nan]])})
-    with pytest.raises(ValueError, match="not every run has a speedup"):
-        board.leaderboard_figure(lacking, title="t")
 
 
 def test_runs_without_anything_to_compare_are_explained(rounds, stored_run, make_rounds):
@@ -109,5 +106,3 @@ def test_runs_without_anything_to_compare_are_explained(rounds, stored_run, make
     drafted = board.open_arms(stored_run(rounds[rounds["method"] != "baseline"]))
     scores = board.score([arm.sums for arm in drafted.values()], ["one", "two"], list("abcde"), replicates=50)
     assert not scores.known("speedup") and scores.known("tokens_per_round")
-    with pytest.raises(ValueError, match="at least one arm and one prompt"):
-        board.score([arm.sums for arm in drafted.values()], ["one", "two"], [])
