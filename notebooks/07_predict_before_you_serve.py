@@ -54,7 +54,7 @@ notebook.show(prediction_results(), prediction_families())
 
 # %%
 runs = notebook.own_runs(tracking_uri, experiment, chosen)
-predictions = [model_sections(run, replicates=1000, refits=50)[-1] for run in runs]
+predictions = [model_sections(run)[-1] for run in runs]
 for run, prediction in zip(runs, predictions, strict=True):
     notebook.show(prediction, heading=run.title)
 

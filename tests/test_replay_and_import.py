@@ -48,6 +48,7 @@ def test_a_replay_and_an_import_of_one_file_say_the_same(command, trace, monkeyp
     code, error = command(*arguments, "measurement.gammas=[1]", "measurement.max_new_tokens=100", "hydra.run.dir=out")
     assert code == 0, error
     replayed = open_folder(tmp_path / "out")
+    monkeypatch.setattr(models, "REPLICATES", 50)
     monkeypatch.setattr(models, "REFITS", 5)
     (source,) = accepted_lengths(trace, ImportChoices(gamma=GAMMA))
     imported = foreign_findings(folder_of(source, tmp_path / "run", replicates=50))
@@ -72,7 +73,7 @@ def test_a_replay_and_an_import_of_one_file_say_the_same(command, trace, monkeyp
     assert "recorded text can only be reproduced" in notes and "identical" not in notes
     assert not [name for name in replayed.metrics if name.startswith("lossless/")]
     assert "curve/replay" not in replayed.curves
-    tests, _, prediction = model_sections(replayed, replicates=50, refits=2)
+    tests, _, prediction = model_sections(replayed)
     implementation = tests.tables[0][1].iloc[-1]
     assert "itself a replay of recorded text" in implementation["reading"]
     assert not any("replay" in str(model) for model in prediction.tables[0][1]["model"])

@@ -116,7 +116,6 @@ def kaplan_meier_tokens(table: pd.DataFrame) -> float:
 class ModelFit:
     """A fitted model: its parameters by name and its log-likelihood in nats."""
 
-    model: str
     parameters: dict[str, float]
     log_likelihood: float
 
@@ -129,7 +128,7 @@ class ModelFit:
 def capped_geometric(rounds: pd.DataFrame) -> ModelFit:
     """Fit one alpha for every tested position."""
     estimate = estimate_alpha(rounds)
-    return ModelFit("capped_geometric", {"alpha": estimate.alpha}, _bernoulli(estimate.accepted, estimate.rejected))
+    return ModelFit({"alpha": estimate.alpha}, _bernoulli(estimate.accepted, estimate.rejected))
 
 
 def position(rounds: pd.DataFrame) -> ModelFit:
@@ -137,18 +136,18 @@ def position(rounds: pd.DataFrame) -> ModelFit:
     table = hazards(rounds)
     table = table[table["at_risk"] > 0]
     log_likelihood = _bernoulli(table["at_risk"] - table["rejected"], table["rejected"])
-    parameters = {f"h_{depth}": float(h) for depth, h in table["acceptance"].items()}
-    return ModelFit("position", parameters, log_likelihood)
+    return ModelFit({f"h_{depth}": float(h) for depth, h in table["acceptance"].items()}, log_likelihood)
 
 
-def beta_geometric(rounds: pd.DataFrame) -> ModelFit:
-    """Fit a beta law of mean m and correlation rho, from which each round draws its own alpha."""
-    return _beta_mixture("beta_geometric", rounds)
+def beta_geometric(units: pd.DataFrame) -> ModelFit:
+    """Fit a beta law of mean m and correlation rho, from which each unit, a round, draws its own alpha."""
+    m, rho, log_likelihood = fit_beta(beta_counts(units, np.zeros(len(units), dtype=int), 1)[0])
+    return ModelFit({"m": m, "rho": rho}, log_likelihood)
 
 
 def prompt_beta(rounds: pd.DataFrame) -> ModelFit:
     """Fit a beta law of mean m and correlation rho, from which each prompt draws its own alpha."""
-    return _beta_mixture("prompt_beta", prompt_sums(rounds))
+    return beta_geometric(prompt_sums(rounds))
 
 
 def markov(later: pd.DataFrame) -> ModelFit:
@@ -158,7 +157,7 @@ def markov(later: pd.DataFrame) -> ModelFit:
     after_full = later["after_full"].to_numpy(dtype=bool)
     after, other = estimate_alpha(later[after_full]), estimate_alpha(later[~after_full])
     log_likelihood = _bernoulli([other.accepted, after.accepted], [other.rejected, after.rejected])
-    return ModelFit("markov", {"alpha_0": other.alpha, "alpha_1": after.alpha}, log_likelihood)
+    return ModelFit({"alpha_0": other.alpha, "alpha_1": after.alpha}, log_likelihood)
 
 
 def followers(rounds: pd.DataFrame) -> pd.DataFrame:
@@ -179,8 +178,9 @@ def compare_models(rounds: pd.DataFrame, ordered: bool = True) -> pd.DataFrame:
     """
     fitted = followers(rounds) if ordered else rounds
     models = (capped_geometric, position, beta_geometric, prompt_beta, *([markov] if ordered else []))
-    rows = {f.model: (len(f.parameters), f.log_likelihood, f.aic) for f in (fit(fitted) for fit in models)}
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=["parameters", "log_likelihood", "aic"])
+    fits = {model.__name__: model(fitted) for model in models}
+    rows = [(len(fit.parameters), fit.log_likelihood, fit.aic) for fit in fits.values()]
+    table = pd.DataFrame(rows, index=list(fits), columns=["parameters", "log_likelihood", "aic"])
     return table.rename_axis("model").sort_values("aic")
 
 
@@ -189,12 +189,6 @@ def _bernoulli(accepted: object, rejected: object) -> float:
     k, r = np.asarray(accepted, dtype=float), np.asarray(rejected, dtype=float)
     share = np.divide(k, k + r, out=np.zeros_like(k), where=k + r > 0)
     return float((xlogy(k, share) + xlog1py(r, -share)).sum())
-
-
-def _beta_mixture(model: str, units: pd.DataFrame) -> ModelFit:
-    """Fit a beta law to units, rounds or prompts, that each draw their own alpha from it."""
-    m, rho, log_likelihood = fit_beta(beta_counts(units, np.zeros(len(units), dtype=int), 1)[0])
-    return ModelFit(model, {"m": m, "rho": rho}, log_likelihood)
 
 
 def beta_counts(units: pd.DataFrame, group: np.ndarray, groups: int) -> np.ndarray:

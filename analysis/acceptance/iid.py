@@ -19,7 +19,7 @@ from scipy import stats
 from ..intervals import ANY, FEWEST, SHARE, Columns, Interval, Range, bootstrap, interval_of, resampled_sums
 from ..rounds import GENERATION, in_order, numbered, prompt_sums
 from . import estimates
-from .estimates import depth_sums, estimate_alpha, hazards
+from .estimates import AlphaEstimate, depth_sums, estimate_alpha, hazards
 
 MANY_PAIRS = 20_000  # of neighbouring rounds, beyond which permutations are not drawn
 PERMUTED = 2_000_000  # rounds in the permutations that are held at once
@@ -40,36 +40,31 @@ def depth(rounds: pd.DataFrame) -> IidTest:
     """Test whether acceptance varies with depth in any way: likelihood ratio of the position model, 2 (l - l_0);
     chi-squared with (tested depths - 1) degrees.
     """
-    tested, reason = _tested(rounds)
     fit = estimates.position(rounds)
-    if reason or len(fit.parameters) < 2:
-        return IidTest(nan, nan, tested, reason or "only one depth was tested")
-    return _likelihood_ratio(fit, rounds, tested)
+    return _likelihood_ratio(fit, rounds, lacking="" if len(fit.parameters) > 1 else "only one depth was tested")
 
 
 def trend(rounds: pd.DataFrame) -> IidTest:
     """Test whether acceptance rises or falls with depth: score test, N(0, 1), two-sided; positive if it rises."""
-    tested, reason = _tested(rounds)
-    table = hazards(rounds)
+    estimate, reason = _tested(rounds)
+    table, alpha = hazards(rounds), estimate.alpha
     if reason or (table["at_risk"] > 0).sum() < 2:
-        return IidTest(nan, nan, tested, reason or "only one depth was tested")
+        return IidTest(nan, nan, estimate.tested, reason or "only one depth was tested")
     k, n = table.index.to_numpy(dtype=float), table["at_risk"].to_numpy(dtype=float)
-    alpha = estimate_alpha(rounds).alpha
     score = (k * (n - table["rejected"].to_numpy() - n * alpha)).sum()
     spread = (n * k**2).sum() - (n * k).sum() ** 2 / n.sum()
     z = float(score / np.sqrt(alpha * (1 - alpha) * spread))
-    return IidTest(z, float(2 * stats.norm.sf(abs(z))), tested)
+    return IidTest(z, float(2 * stats.norm.sf(abs(z))), estimate.tested)
 
 
 def mixing(rounds: pd.DataFrame) -> IidTest:
     """Test whether rounds differ in alpha; an effect of depth makes it reject as well.
     Likelihood ratio of the beta-geometric model; under the null half chi-squared with 1 degree, half 0.
     """
-    n = int((rounds["offered"] > 0).sum())
-    _, reason = _tested(rounds)
-    if reason or rounds["offered"].max() < 2:
-        return IidTest(nan, nan, n, reason or "no round offered two tokens")
-    return _likelihood_ratio(estimates.beta_geometric(rounds), rounds, n, boundary=True)
+    lacking = "no round offered two tokens" if rounds["offered"].max() < 2 else ""
+    return _likelihood_ratio(
+        estimates.beta_geometric(rounds), rounds, lacking, int((rounds["offered"] > 0).sum()), boundary=True
+    )
 
 
 def prompts(rounds: pd.DataFrame) -> IidTest:
@@ -78,10 +73,10 @@ def prompts(rounds: pd.DataFrame) -> IidTest:
     """
     sums = prompt_sums(rounds)
     sums = sums[sums["tested"] > 0]
-    _, reason = _tested(rounds)
+    estimate, reason = _tested(rounds)
     if reason or len(sums) < 2:
         return IidTest(nan, nan, len(sums), reason or "only one prompt has tested positions")
-    alpha = estimate_alpha(rounds).alpha
+    alpha = estimate.alpha
     excess = (sums["accepted"] - alpha * sums["tested"]) ** 2 / (sums["tested"] * alpha * (1 - alpha))
     statistic = float(excess.sum())
     return IidTest(statistic, float(stats.chi2.sf(statistic, len(sums) - 1)), len(sums))
@@ -91,12 +86,9 @@ def prompts_beta(rounds: pd.DataFrame) -> IidTest:
     """Test whether prompts differ in alpha by the likelihood ratio of the prompt-beta model. Under the null it is half
     chi-squared with 1 degree, half 0.
     """
-    sums = prompt_sums(rounds)
-    n = int((sums["tested"] > 0).sum())
-    _, reason = _tested(rounds)
-    if reason or n < 2:
-        return IidTest(nan, nan, n, reason or "only one prompt has tested positions")
-    return _likelihood_ratio(estimates.prompt_beta(rounds), rounds, n, boundary=True)
+    n = int((prompt_sums(rounds)["tested"] > 0).sum())
+    lacking = "only one prompt has tested positions" if n < 2 else ""
+    return _likelihood_ratio(estimates.prompt_beta(rounds), rounds, lacking, n, boundary=True)
 
 
 def previous_round(rounds: pd.DataFrame) -> IidTest:
@@ -104,11 +96,9 @@ def previous_round(rounds: pd.DataFrame) -> IidTest:
     Likelihood ratio of the Markov model over the rounds that follow another; chi-squared with 1 degree.
     """
     later = estimates.followers(rounds)
-    tested, reason = _tested(later)
     fit = estimates.markov(later)
-    if reason or any(np.isnan(alpha) for alpha in fit.parameters.values()):
-        return IidTest(nan, nan, tested, reason or "no round follows a full round, or all of them do")
-    return _likelihood_ratio(fit, later, tested)
+    compared = not np.isnan([*fit.parameters.values()]).any()
+    return _likelihood_ratio(fit, later, "" if compared else "no round follows a full round, or all of them do")
 
 
 def memory(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> IidTest:
@@ -252,23 +242,26 @@ def iid_tests(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> 
     }
 
 
-def _tested(rounds: pd.DataFrame) -> tuple[int, str]:
-    """Return the number of tested positions, and the reason why alpha is not inside (0, 1), if it is not."""
+def _tested(rounds: pd.DataFrame) -> tuple[AlphaEstimate, str]:
+    """Return the estimate of alpha, and the reason why it is not inside (0, 1), if it is not."""
     estimate = estimate_alpha(rounds)
-    tested = estimate.tested
-    if tested == 0:
-        return tested, "no position was tested"
+    if estimate.tested == 0:
+        return estimate, "no position was tested"
     if estimate.rejected == 0:
-        return tested, "no rejection was observed"
-    if estimate.accepted == 0:
-        return tested, "no draft token was accepted"
-    return tested, ""
+        return estimate, "no rejection was observed"
+    return estimate, "no draft token was accepted" if estimate.accepted == 0 else ""
 
 
-def _likelihood_ratio(fit: estimates.ModelFit, rounds: pd.DataFrame, n: int, boundary: bool = False) -> IidTest:
-    """Test a fit against the capped geometric, which has one parameter. On its boundary under the null a further one
-    makes half of the null law 0 and half chi-squared.
+def _likelihood_ratio(
+    fit: estimates.ModelFit, rounds: pd.DataFrame, lacking: str, n: int | None = None, boundary: bool = False
+) -> IidTest:
+    """Test a fit against the capped geometric, which has one parameter, unless something is `lacking`. On its boundary
+    under the null a further one makes half of the null law 0 and half chi-squared. n: None for the tested positions.
     """
+    estimate, reason = _tested(rounds)
+    n = estimate.tested if n is None else n
+    if reason or lacking:
+        return IidTest(nan, nan, n, reason or lacking)
     ratio = max(0.0, 2 * (fit.log_likelihood - estimates.capped_geometric(rounds).log_likelihood))
     p_value = float(stats.chi2.sf(ratio, len(fit.parameters) - 1))
     if boundary:

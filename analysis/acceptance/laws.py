@@ -136,19 +136,17 @@ def offer_chances(sums: Sums) -> np.ndarray:
     Where no text had room for a number of tokens, the drafter is taken to offer them.
     """
     share = _share(sums["offered"], sums["could_offer"], empty=1.0)
-    return np.concatenate([np.ones((len(share), 1)), np.cumprod(share, axis=1)], axis=1)
+    return np.cumprod(np.insert(share, 0, 1.0, axis=1), axis=1)
 
 
 def round_law(acceptance: np.ndarray, offers: np.ndarray, gamma: int) -> tuple[np.ndarray, np.ndarray]:
     """Return P(k accepted, then a rejection) and P(k accepted, all that was offered), [..., gamma + 1] each.
     acceptance: [..., G] by depth, G >= gamma; offers: [..., G + 1] chance to offer at least 0, 1, ... tokens.
     """
-    passed = np.concatenate([np.ones((*acceptance.shape[:-1], 1)), np.cumprod(acceptance[..., :gamma], axis=-1)], -1)
-    least = offers[..., : gamma + 1]
-    longer = np.concatenate([least[..., 1:], np.zeros((*least.shape[:-1], 1))], axis=-1)
-    exactly = least - longer
-    refused = np.concatenate([1 - acceptance[..., :gamma], np.zeros((*acceptance.shape[:-1], 1))], axis=-1)
-    return passed * refused * longer, passed * exactly
+    passed = np.cumprod(np.insert(acceptance[..., :gamma], 0, 1.0, axis=-1), axis=-1)
+    refused = np.insert(1 - acceptance[..., :gamma], gamma, 0.0, axis=-1)
+    longer = np.insert(offers[..., 1 : gamma + 1], gamma, 0.0, axis=-1)
+    return passed * refused * longer, passed * (offers[..., : gamma + 1] - longer)
 
 
 def rounds_by_law(law: Law, offers: np.ndarray, gamma: int, lengths: np.ndarray) -> np.ndarray:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from specdec.errors import UsageError
 
@@ -73,13 +72,12 @@ FORETOLD = {  # line of a curve: its name; no replay among them: it reads the ve
 }
 
 
-def model_sections(run: Run, replicates: int | None = None, refits: int | None = None) -> list[Section]:
+def model_sections(run: Run) -> list[Section]:
     """Return three sections: tests, fits with acceptance by depth, prediction. UsageError without a rounds table.
 
     A part that the run's data cannot give is a sentence that says why and what would give it. The prediction is the one
-    that the run has stored, if it has. Without `replicates` and `refits` they are those of every page.
+    that the run has stored, if it has.
     """
-    replicates, refits = replicates or REPLICATES, refits or REFITS
     arms, imported = run.arms(), run.imported()
     tested, offered = {}, 0
     for depth, rounds in arms.by_gamma().items():
@@ -114,7 +112,7 @@ def model_sections(run: Run, replicates: int | None = None, refits: int | None =
     along_baseline = None if replay is None else replay[replay["kind"] == "baseline"]
     prediction = stored_prediction(run)
     if prediction is None:
-        drawn = int(run.params.get("measurement.bootstrap", replicates))  # as the run's other intervals
+        drawn = int(run.params.get("measurement.bootstrap", REPLICATES))  # as the run's other intervals
         prediction = held_out(arms, alpha_sums, along_baseline, drawn)
     predicted = section_of(prediction, run.title)
     lacking = tuple(text for text in (lacking_alpha, lacking_replay) if text and predicted.tables)
@@ -123,8 +121,8 @@ def model_sections(run: Run, replicates: int | None = None, refits: int | None =
         predicted = Section(predicted.title, (ONE_GAMMA,))
     made: list[Section] = []
     for title, make in (
-        (INDEPENDENT, lambda: tests_section(distinct, sums, done, own, untested, replicates, refits)),
-        (FITTED, lambda: fit_section(distinct, largest, run.title, replicates, ordered)),
+        (INDEPENDENT, lambda: tests_section(distinct, sums, done, own, untested)),
+        (FITTED, lambda: fit_section(distinct, largest, run.title, ordered)),
     ):
         try:
             made.append(make())
@@ -139,8 +137,6 @@ def tests_section(
     done: pd.DataFrame,
     replay: pd.DataFrame | None,
     untested: Mapping[str, str],
-    replicates: int,
-    refits: int,
 ) -> Section:
     """Say what the tests of the i.i.d. model find at one gamma: what each asks, how large its effect is, what to beware
     of. rounds: distinct generations at that gamma; done: all of them; sums: accepted and tested positions by prompt
@@ -150,10 +146,10 @@ def tests_section(
     gamma = int(rounds["gamma"].iloc[0])
     tests = iid.iid_tests(rounds, FEWER if len(rounds) > MANY else PERMUTATIONS)
     tests["prompts_beta"], tests["previous_round"] = iid.prompts_beta(rounds), iid.previous_round(rounds)
-    sizes = iid.ratio_effects(rounds, replicates) | iid.correlations(rounds, refits)
-    tests["same_alpha"], sizes["same_alpha"] = iid.same_alpha(sums, replicates)
+    sizes = iid.ratio_effects(rounds, REPLICATES) | iid.correlations(rounds, REFITS)
+    tests["same_alpha"], sizes["same_alpha"] = iid.same_alpha(sums, REPLICATES)
     if replay is not None:
-        tests["implementation"], sizes["implementation"] = iid.implementation(done, replay, replicates)
+        tests["implementation"], sizes["implementation"] = iid.implementation(done, replay, REPLICATES)
     for name, reason in untested.items():
         tests[name], sizes[name] = iid.IidTest(nan, nan, 0, reason), Interval(nan)
 
@@ -214,7 +210,7 @@ def _verdict(tests: Mapping[str, iid.IidTest], prompts: int) -> str:
     )
 
 
-def fit_section(rounds: pd.DataFrame, largest: pd.DataFrame, title: str, replicates: int, ordered: bool) -> Section:
+def fit_section(rounds: pd.DataFrame, largest: pd.DataFrame, title: str, ordered: bool) -> Section:
     """Compare the models by AIC at the primary gamma, and draw acceptance by depth at the largest.
     ordered: False where nobody recorded which round follows which; then there is no model of the round before.
     """
@@ -234,12 +230,12 @@ def fit_section(rounds: pd.DataFrame, largest: pd.DataFrame, title: str, replica
         gamma, used = rounds["gamma"].iloc[0], counted(later, "round")
         caption = f"Models of the accepted counts at gamma {gamma}, on {used}{which}; log-likelihood in nats."
         tables.append((caption, shown.round({"log_likelihood": 2, "aic": 2, "behind": 2})))
-    figure = acceptance_by_depth(largest, title=title, replicates=replicates)
-    return Section(FITTED, (text,), tuple(tables), (("acceptance_by_depth", figure),))
+    figures = (("acceptance_by_depth", acceptance_by_depth(largest, title=title)),)
+    return Section(FITTED, (text,), tuple(tables), figures)
 
 
 @style.in_style
-def acceptance_by_depth(rounds: pd.DataFrame, *, title: str, replicates: int) -> Figure:
+def acceptance_by_depth(rounds: pd.DataFrame, *, title: str) -> Figure:
     """Draw acceptance by depth at one gamma with its intervals, beside one alpha and the fitted beta-geometric law."""
     table = hazards(rounds)
     table = table[table["at_risk"] > 0]
@@ -248,7 +244,7 @@ def acceptance_by_depth(rounds: pd.DataFrame, *, title: str, replicates: int) ->
     def shares(columns: Columns) -> Mapping[str, np.ndarray]:
         return {str(k): 1 - columns[f"r_{k}"] / columns[f"n_{k}"] for k in table.index}
 
-    acceptance = [*bootstrap(sums, shares, replicates, ranges={str(k): SHARE for k in table.index}).values()]
+    acceptance = [*bootstrap(sums, shares, REPLICATES, ranges={str(k): SHARE for k in table.index}).values()]
     value = table["acceptance"].to_numpy()
     drawn = any(share.known for share in acceptance)
     gamma = int(rounds["gamma"].iloc[0])
@@ -276,7 +272,7 @@ def acceptance_by_depth(rounds: pd.DataFrame, *, title: str, replicates: int) ->
         style.point_tip(axes, depth, share.estimate, f"depth {depth}: {share:.1%}")
     axes.set(xlabel="depth of the draft token", ylabel="accepted, of those tested", ylim=(0, 1.03))
     axes.set_xticks(list(table.index))
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    pictures.percent_axis(axes)
     axes.grid(axis="x", visible=False)
     style.legend_above(axes, 2)
     return figure

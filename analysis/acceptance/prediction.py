@@ -93,15 +93,13 @@ def predict(
     refits: int = 200,
 ) -> HeldOutPrediction:
     """Return the errors of every model on prompts that it was not fitted on. Undetermined if no model can be fitted on
-    both halves; the message is a clause. ValueError if options are out of range.
+    both halves; the message is a clause.
 
     arms: of one drafter at one or more gammas, whose largest and smallest are read; the baseline only restricts the
     prompts. alpha_sums: prompt, numerator, denominator of `alpha.text`, None or empty where the run has none; replay:
     gamma, prompt, tokens, expected rounds along the baseline's texts, likewise. replicates: of the measured intervals'
     bootstrap; refits: replicates of the intervals of the errors, with every model refitted in each.
     """
-    if replicates < 1 or refits < 0:
-        raise ValueError(f"replicates and refits are {replicates} and {refits}")
     shared = _shared(arms)
     by_gamma = shared.by_gamma()
     largest, smallest = max(by_gamma), min(by_gamma)
@@ -114,8 +112,7 @@ def predict(
     refits = refits if len(prompts) >= FEWEST else 0
     weights = _weights(sides[0], refits)  # [1 + B, P]; the first row is the data
     halves = _Halves(by_gamma, alpha_sums, prompts)
-    tried, left_out = _models(halves, smallest < largest, replay, set(written), weights * sides[0])
-    fitted = [name for name in tried if name != "replay"]
+    fitted, left_out = _models(halves, smallest < largest, replay, set(written), weights * sides[0])
     expected = [halves.expected(fitted, weights if not number else weights[:1], side, written)
                 for number, side in enumerate(sides)]  # fmt: skip
     counted = len(prompts) if refits else 0  # without replicates there are no bounds
@@ -127,12 +124,10 @@ def predict(
         tokens = weights @ of_gamma.tokens
         with np.errstate(divide="ignore", invalid="ignore"):
             tau = tokens / (weights @ of_gamma.rounds)
-            for name in tried:
-                if name == "replay":
-                    assert replay is not None
-                    by_split = [_replayed(replay, gamma, prompts, weights)]
-                else:
-                    by_split = [tokens[: len(of_split[name, gamma])] / of_split[name, gamma] for of_split in expected]
+            rates = {name: [tokens[: len(one[name, gamma])] / one[name, gamma] for one in expected] for name in fitted}
+            if replay is not None and "replay" not in left_out:
+                rates["replay"] = [_replayed(replay, gamma, prompts, weights)]
+            for name, by_split in rates.items():
                 predicted = by_split[0] + np.mean([one[0] for one in by_split]) - by_split[0][0]
                 predicted = np.clip(predicted, possible.low, possible.high)  # replicates beyond, moved by the mean
                 errors = [float(one[0] / tau[0] - 1) for one in by_split]
@@ -302,7 +297,7 @@ def _counts(
 def _models(
     halves: _Halves, has_short: bool, replay: pd.DataFrame | None, gammas: set[int], half: np.ndarray
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the models to try, and why each other one is left out; half: weights [.., P] of a half of the prompts."""
+    """Return the models to fit, and why the others or a replay are left out; half: weights [.., P] of one half."""
     left_out, data = {}, halves.data
     if "text" not in data or not data["text"][:, 1].any():
         left_out["capped_geometric.text"] = "the run has no sums of alpha.text per prompt"
@@ -314,7 +309,7 @@ def _models(
         left_out["stretches"] = f"a half of the prompts has fewer than {FEW_ROUNDS} rounds"
     if replay is None or not gammas <= set(replay["gamma"]):
         left_out["replay"] = "the run has no replay of the baseline's texts"
-    return [name for name in LABELS if name not in left_out], left_out
+    return [name for name in LABELS if name not in (*left_out, "replay")], left_out
 
 
 @dataclass(frozen=True)

@@ -148,11 +148,9 @@ def prediction_in_words(prediction: HeldOutPrediction) -> str:
     """Say how well the recommended model predicts, and how much and in which direction the capped geometric misses."""
     chosen = prediction.models.iloc[0]
     tried = set(prediction.models["model"])
-    model = "capped_geometric.text" if "capped_geometric.text" in tried else "capped_geometric.mle"
+    capped_geometric = (name for name in ("capped_geometric.text", "capped_geometric.mle") if name in tried)
+    model = next(capped_geometric, prediction.chosen)
     capped = prediction.table[prediction.table["model"] == model]
-    if capped.empty:
-        model = prediction.chosen
-        capped = prediction.table[prediction.table["model"] == model]
     gammas = f"{len(capped)} gammas" if len(capped) > 1 else "one gamma"
     start = (
         f"On prompts that it was not fitted on, the recommended model “{LABELS[prediction.chosen]}” predicts tokens "

@@ -71,11 +71,10 @@ class Family:
     def _split(self, parameters: np.ndarray) -> list[np.ndarray]:
         return np.split(parameters, np.cumsum(self._sizes)[:-1], axis=1)
 
-    def raised(self, parameters: np.ndarray, by: np.ndarray) -> np.ndarray:
-        """Return parameters [B, size] with every logit of acceptance raised by [B]."""
-        at = sum(self._sizes[:2])
-        raised = parameters.copy()
-        raised[:, at : at + self.kinds] += by[:, None]
+    def raised(self, parameters: np.ndarray, by: float) -> np.ndarray:
+        """Return parameters [size] with every logit of acceptance raised."""
+        at, raised = sum(self._sizes[:2]), parameters.copy()
+        raised[at : at + self.kinds] += by
         return raised
 
     def stretches(self, parameters: np.ndarray) -> "Stretches":
@@ -216,14 +215,12 @@ def make_trace(table: Mapping[str, np.ndarray], prompts: int) -> Outcomes:
     _, first_at, code = np.unique(key, return_index=True, return_inverse=True)
     text = np.unique(table["text"], return_inverse=True)[1]
     begins = np.flatnonzero(np.diff(text, prepend=-1))
-    place = np.arange(len(text)) - np.repeat(begins, np.diff(np.append(begins, len(text))))
+    place = np.arange(len(text)) - begins[text]
     starts = np.flatnonzero(place % PIECE == 0)
     sizes = np.diff(np.append(starts, len(text)))
     order = np.argsort(-sizes, kind="stable")
-    row = np.empty(len(starts), dtype=np.int64)
-    row[order] = np.arange(len(starts))
     rounds = np.full((len(starts), int(sizes.max())), -1, dtype=np.int16)
-    rounds[np.repeat(row, sizes), place % PIECE] = code
+    rounds[np.repeat(np.argsort(order), sizes), place % PIECE] = code
     first = (place[starts] == 0)[order]
     lengths = np.bincount(text, table["committed"])
     return Outcomes(columns[first_at], rounds, first, text[starts][order], table["prompt"][begins], lengths, prompts)
@@ -356,7 +353,7 @@ class StretchesFit:
         """
         steps = np.linalg.solve(self.curvature, ((weights - weights[:1]) @ self.slopes).T).T
         steps = np.clip(steps, -1, 1)
-        raised = self.family.raised(np.zeros((1, self.family.size)), np.ones(1))[0]
+        raised = self.family.raised(np.zeros(self.family.size), 1.0)
         rise = weights @ self.rise
         missing = weights @ self.expected + (rise * steps).sum(axis=1)
         more = rise @ raised
@@ -398,7 +395,7 @@ def fit_stretches(depth: int, offers: bool, trace: Outcomes, near: StretchesFit 
     sample = trace.sample(ALL)
     many = sample.sample(MANY)
     few = many.sample(FEW)
-    whole = Likelihood(Family(1, depth, offers, 0.0), sample).rounds
+    whole = int((sample.rounds >= 0).sum())
     centre = float(np.log(trace.lengths).mean())
 
     def climbed(kinds: int) -> tuple[float, Family, np.ndarray]:
@@ -442,11 +439,11 @@ def _calibrated(family: Family, x: np.ndarray, trace: Outcomes) -> tuple[np.ndar
     count = np.bincount(place)
 
     def missing(by: float) -> float:
-        rounds = family.rounds_of(family.raised(x[None], np.array([by])), family.depth, lengths)[0]
+        rounds = family.rounds_of(family.raised(x, by)[None], family.depth, lengths)[0]
         return float(np.log(rounds @ count / taken.sum()))
 
     if missing(-BOUND) > 0 > missing(BOUND):
-        x = family.raised(x[None], np.array([optimize.brentq(missing, -BOUND, BOUND, xtol=1e-4)]))[0]
+        x = family.raised(x, optimize.brentq(missing, -BOUND, BOUND, xtol=1e-4))
     rounds, slopes = _with_slopes(family, x, family.depth, lengths)
     rise = np.zeros((trace.prompts, len(x)))
     np.add.at(rise, trace.prompt, slopes.T[place])

@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ..figures import style
+from ..figures import pictures, style
 from ..intervals import Interval, too_few
 from ..read.runs import Run
 from ..sections import Section, counted
@@ -52,12 +51,10 @@ def factor_table(account: Account, simulated: bool = False) -> pd.DataFrame:
 def time_table(account: Account) -> pd.DataFrame:
     """Return the parts of a round (verify, draft and the rest) in t(1) and in milliseconds, with their shares."""
     total = sum(account.time.values())
-    parts = [
-        {"part": part, "term": term, "over t(1)": account.intervals[term]}
-        for term, part in (("v", "verify"), ("g", "draft"), ("o", "rest"))
-    ]
-    table = pd.DataFrame([*parts, {"part": "round", "term": "v + g + o", "over t(1)": Interval(total)}])
-    times = np.array([account.time["v"], account.time["g"], account.time["o"], total])
+    terms = {"verify": "v", "draft": "g", "rest": "o", "round": "v + g + o"}
+    over = [*(account.intervals[term] for term in "vgo"), Interval(total)]
+    table = pd.DataFrame({"part": list(terms), "term": list(terms.values()), "over t(1)": over})
+    times = np.array([each.estimate for each in over])
     return table.assign(ms=1e3 * times * account.t1_s, share=times / total)
 
 
@@ -187,17 +184,13 @@ def waterfall(account: Account, *, title: str, simulated: bool = False) -> Figur
     axes.tick_params(axis="y", length=0, labelsize=10.5)
     axes.set_ylim(count - 0.45, -0.55)
     axes.grid(axis="y", visible=False)
-    axes.set_xscale("log")
     low, high = min(limits), max(limits)
     margin = max((high / low) ** 0.06, 1.02)  # some width even if all is 1
-    axes.set_xlim(low / margin, high * margin)
     digits = next(digits for span, digits in _TICKS if high / low <= span)
     ticks = [digit * 10.0**power for power in range(-9, 9) for digit in digits]
     ticks = [tick for tick in ticks if low / margin <= tick <= high * margin]
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:g}"))
-    axes.set_xlabel("product of the factors so far (log scale)")
+    pictures.log_axis(axes, ticks, "product of the factors so far (log scale)", base=10)
+    axes.set_xlim(low / margin, high * margin)
     return figure
 
 

@@ -194,7 +194,7 @@ def account_table(
     than the tokens left. `baseline_sums` are the `prompt_sums` of the baseline, None where nothing was timed; `replay`
     has prompt, tokens and expected rounds along the same texts; `alpha_sums` has prompt, numerator, denominator;
     `experts` has prompt, calls and reads of verifications (`analysis.read.runs.EXPERTS`). Either of them may be empty.
-    ValueError if the tables differ in their prompts or a round offered more than gamma.
+    ValueError if a table lacks a prompt or a round offered more than gamma.
     """
     if len(speculative) and speculative["offered"].max() > gamma:
         raise ValueError(f"a round offered {speculative['offered'].max()} tokens, more than gamma {gamma}")
@@ -217,8 +217,6 @@ def account_table(
         if len(lacking):
             raise ValueError(f"the {name} figures lack {len(lacking)} prompts, the first is {lacking[0]!r}")
         table = table.join(part)
-    if baseline_sums is not None and set(table.index) != set(baseline_sums.index):
-        raise ValueError("the baseline covers prompts that the speculative rounds do not")
     return table.astype(float)
 
 

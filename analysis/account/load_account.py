@@ -82,30 +82,22 @@ def _servers(points: pd.DataFrame, facts: ServerFacts) -> tuple[list[pd.DataFram
     models = sorted(set(points["model"]) - {""})
     if len(models) > 1:
         raise UsageError(f"The files mix servers of {' and '.join(models)}: give the files of one target.")
-    numbers = list(COLUMNS[3:])
-    tables: dict[str, list[pd.DataFrame]] = {}
+    plain, speculative = dict[str, list[pd.DataFrame]](), dict[str, list[pd.DataFrame]]()
     for server, own in points.groupby("server", sort=False):
         own = own.sort_values("prompt_tokens")
         other = own["prompt_tokens"] > OTHER_PROMPTS * own["prompt_tokens"].shift()
-        by_context = [table for _, table in own.groupby(other.cumsum())]
-        tables[str(server)] = [
-            table.groupby("in_flight", as_index=False)[numbers].mean().assign(server=server)
-            for table in sorted(by_context, key=len, reverse=True)
+        contexts = [
+            table.groupby("in_flight", as_index=False)[list(COLUMNS[3:])].mean().assign(server=server)
+            for table in sorted((table for _, table in own.groupby(other.cumsum())), key=len, reverse=True)
         ]
-    drafts = {
-        server: any(
-            bool((table["pooled"] > 1).any() or (table["drafts"] > 0).any() or (table["by_request"] > 1.05).any())
-            for table in contexts
-        )
-        for server, contexts in tables.items()
-    }
-    plain = [server for server, speculates in drafts.items() if not speculates]
+        least = {"pooled": 1.0, "drafts": 0.0, "by_request": 1.05}  # of a server that drafts, one has more than these
+        drafts = any((table[name] > value).any() for table in contexts for name, value in least.items())
+        (speculative if drafts else plain)[str(server)] = contexts
     if len(plain) > 1:
         raise UsageError(f"The files hold several plain servers ({', '.join(plain)}): give the files of one server.")
-    speculative = {server: contexts[0] for server, contexts in tables.items() if drafts[server]}
-    for server in speculative:
-        if len(tables[server]) > 1:
-            lengths = " and ".join(f"{table['prompt_tokens'].mean():,.0f}" for table in tables[server])
+    for server, contexts in speculative.items():
+        if len(contexts) > 1:
+            lengths = " and ".join(f"{table['prompt_tokens'].mean():,.0f}" for table in contexts)
             raise UsageError(
                 f"{server} was measured with prompts of {lengths} tokens: give each length a name of its own, such as "
                 f"{server}2=FILE. Plain runs of several lengths keep one name."
@@ -115,7 +107,7 @@ def _servers(points: pd.DataFrame, facts: ServerFacts) -> tuple[list[pd.DataFram
         raise UsageError(
             f"{unknown[0]} is no speculative server of these files: they have {', '.join(speculative) or 'none'}."
         )
-    return (tables[plain[0]] if plain else []), speculative
+    return (plain.popitem()[1] if plain else []), {server: contexts[0] for server, contexts in speculative.items()}
 
 
 def _limit(

@@ -19,9 +19,11 @@ from .run_account import account_of
 
 CHAIN = "chain"
 COMMAND = "python -m specdec.run +experiment=chain_rows_tree"
-_PARTS = {"verify": "verification", "draft": "drafting", "rest": "accepting, committing and the loop"}
-_COLOURS = {"verify": style.SKY, "draft": style.YELLOW, "rest": style.LIGHT}
-_HATCHES = {"verify": "", "draft": "//", "rest": "--"}
+_PARTS = {  # of a round: what each is, its colour and its hatch
+    "verify": ("verification", style.SKY, ""),
+    "draft": ("drafting", style.YELLOW, "//"),
+    "rest": ("accepting, committing and the loop", style.LIGHT, "--"),
+}
 _RANGES = {"tokens": Range(low=1.0), "gain": RELATIVE, "net": RELATIVE}
 
 
@@ -134,7 +136,7 @@ def _sentence(shapes: Shapes, place: int) -> str:
     gain, net, chain_round = values["gain"], values["net"], chain["round"].estimate
     longer = {name: (values[name].estimate - chain[name].estimate) / chain_round for name in _PARTS}
     more = values["round"].estimate / chain_round - 1
-    listed = ", ".join(f"{_PARTS[name]} {value:+z.1%}" for name, value in longer.items())
+    listed = ", ".join(f"{_PARTS[name][0]} {value:+z.1%}" for name, value in longer.items())
     largest = max(longer, key=longer.__getitem__)
     plural = shapes.names[place].startswith("rows")
     said = (
@@ -149,7 +151,7 @@ def _sentence(shapes: Shapes, place: int) -> str:
             said += "; longer rounds eat more than what was gained"
         else:
             said += f"; longer rounds eat {np.log1p(more) / np.log1p(gain.estimate):.0%} of what was gained"
-        said += f", {_PARTS[largest]} most"
+        said += f", {_PARTS[largest][0]} most"
     return said + "."
 
 
@@ -164,9 +166,9 @@ def figure(shapes: Shapes) -> Figure:
     )
     left, tokens_per_call = np.zeros(len(shapes.names)), shapes.column("tokens")
     places = np.arange(len(shapes.names))[::-1]
-    for name, label in _PARTS.items():
+    for name, (label, colour, hatch) in _PARTS.items():
         widths = shapes.column(name) / tokens_per_call
-        axes.barh(places, widths, left=left, height=0.55, color=_COLOURS[name], hatch=_HATCHES[name],
+        axes.barh(places, widths, left=left, height=0.55, color=colour, hatch=hatch,
                   edgecolor=style.BLACK, linewidth=0.8, label=label)  # fmt: skip
         left += widths
     for place, end, tokens, speedup in zip(places, left, tokens_per_call, shapes.column("speedup"), strict=True):

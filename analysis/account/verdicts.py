@@ -127,14 +127,12 @@ def cost_alone(account: Account) -> str:
     )
 
 
-def unsettled(speedup: Interval, noise: float = 0.0, doubt: str = "") -> str:
+def unsettled(speedup: Interval, noise: float = 0.0) -> str:
     """Say in a clause why a speedup does not settle whether speculation pays; "" where it does.
 
     Nothing is claimed of fewer than `FEWEST` prompts, without an interval, and within the noise. speedup: measured, or
-    predicted before a run; noise: `null/floor` of the run, 0 without a null control; doubt: `Account.doubt`.
+    predicted before a run; noise: `null/floor` of the run, 0 without a null control.
     """
-    if doubt:
-        return doubt
     if few := too_few(speedup.prompts):
         return few
     if not speedup.known:
@@ -204,16 +202,11 @@ def verdict(account: Account, simulated: bool = False, noise: float = 0.0, refut
         f"{account.intervals['speedup_error']:+.1%} ({promised})"
     ]
     largest, surest = losses(account)
-    if not largest:
-        parts.append("no factor costs anything")
-    elif largest == surest:
-        parts.append(f"what costs most is {_named(account, largest)}; {_without(account, largest)}")
-    else:
-        parts.append(f"what costs most is {_named(account, largest)}")
-        sure = (
-            f"the largest significant loss is {_named(account, surest)}; {_without(account, surest)}" if surest else ""
-        )
-        parts.append(sure or "no loss is significant")
+    parts.append(f"what costs most is {_named(account, largest)}" if largest else "no factor costs anything")
+    if surest not in ("", largest):
+        parts.append(f"the largest significant loss is {_named(account, surest)}")
+    if largest:
+        parts.append(_without(account, surest) if surest else "no loss is significant")
     factors = causes(account)
     best = max(factors, key=lambda name: factors[name].estimate, default="")
     if best and factors[best].estimate > 1 + EXACT and not factors[best].contains(1.0):

@@ -12,7 +12,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from specdec.environment import capture
 from specdec.errors import DeclaredLossy, NotLossless, SpecdecError, is_out_of_memory
+from specdec.session.parts import Parts
 from specdec.terminal import print_lines, print_links
 from specdec.text.writing import write_atomically
 
@@ -77,27 +79,36 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The content of `certificate.json`. A lossless combination fails by luck of the draws with the chance
-    `false_alarm` at most; `power` has the shifts that would have been found in 9 cases of 10, in words.
+    """The content of `certificate.json`. `power` has the shifts that would have been found in 9 cases of 10, in words.
     `total_variation` is that of a combination which is declared lossy, the mean over the committed tokens between the
     law of an emitted token and the target's; None where it is not known.
     """
 
     outcome: Outcome
     sentence: str
-    combination: Mapping[str, Any]
-    declarations: Sequence[Declaration]
-    checks: Sequence[Check]
-    false_alarm: float
-    power: Sequence[str]
-    total_variation: float | None
-    limits: Sequence[str]
-    config: Mapping[str, Any]
-    environment: Mapping[str, Any]
+    checks: Sequence[Check] = ()
+    power: Sequence[str] = ()
+    total_variation: float | None = None
+    combination: Mapping[str, Any] = field(default_factory=dict)
+    declarations: Sequence[Declaration] = ()
+    limits: Sequence[str] = ()
 
-    def publish(self, folder: Path) -> None:
-        """Write `certificate.json`, and print its table and notes. Raises NotLossless, DeclaredLossy: the outcome."""
-        write_atomically(folder / "certificate.json", json.dumps(asdict(self), indent=1, default=str) + "\n")
+    def publish(self, parts: Parts, folder: Path, **beside: Any) -> None:
+        """Write `certificate.json` with the configuration and environment, of which `beside` is a part, and print its
+        table and notes. Raises NotLossless, DeclaredLossy: the outcome. A lossless combination fails by luck of the
+        draws with the chance `false_alarm` at most.
+        """
+        plan = parts.plan
+        assert plan.certificate is not None
+        false_alarm, prompts = plan.certificate.false_alarm, parts.prompts
+        environment = {
+            **capture(parts.target.device, {"seed": plan.seed}),
+            "model": parts.target.describe(),
+            "prompts": {"name": prompts.name, "sha256": prompts.content_hash},
+            **beside,
+        }
+        content = {**asdict(self), "false_alarm": false_alarm, "config": plan.config, "environment": environment}
+        write_atomically(folder / "certificate.json", json.dumps(content, indent=1, default=str) + "\n")
         console = get_console()
         if not console.is_terminal:
             console = Console(file=console.file, width=max(console.width, 130))  # a log has no narrow lines
@@ -115,7 +126,7 @@ class Certificate:
         notes = [f"{check.name}: {check.verdict}, {check.detail}." for check in self.checks if check.detail]
         notes += [f"{each.part} {each.name}: {each.standing}." for each in self.declarations]
         if any(check.p_value is not None for check in self.checks):
-            notes.append(f"A lossless combination fails by luck in at most {self.false_alarm:.1%} of certificates.")
+            notes.append(f"A lossless combination fails by luck in at most {false_alarm:.1%} of certificates.")
         notes += [f"Would have been found in 9 of 10 cases: {sentence}." for sentence in self.power]
         print_lines(console, *notes, self.sentence)
         print_links(get_console(), {"results": str(folder)})

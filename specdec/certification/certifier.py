@@ -1,7 +1,7 @@
 """Makes a certificate from a configuration: builds the parts, checks them on three levels, and gives the verdict."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,6 @@ from specdec.clock import CpuClock
 from specdec.config import CertificateConfig
 from specdec.drafters import Drafter, drafters
 from specdec.drafters.none import NoDrafter
-from specdec.environment import capture
 from specdec.errors import UsageError
 from specdec.folder.identity import write_config
 from specdec.plan.plan import Plan
@@ -44,17 +43,6 @@ LIMITS = (
 )
 PURPOSES = "certify/greedy/draft", "certify/greedy/accept"
 _LOSSY_ROUNDS = 400  # that measure the total variation of a combination which is declared lossy
-
-
-@dataclass
-class _Findings:
-    """The fields of a `Certificate` that its checks tell, or the measurement of a loss."""
-
-    outcome: Outcome = "certified"
-    sentence: str = ""
-    checks: list[Check] = field(default_factory=list)
-    power: list[str] = field(default_factory=list)
-    total_variation: float | None = None
 
 
 def certify(plan: Plan, folder: Path) -> Certificate:
@@ -78,8 +66,8 @@ def certify(plan: Plan, folder: Path) -> Certificate:
     texts = [(prompt.id, prompt.tokens) for prompt in parts.prompts.prompts]
     lossless = all(each.lossless for each in _declarations(plan, "certified")) and not plan.forced
     found = _check_all(parts, asked, texts) if lossless else _measure_loss(parts, texts)
-    certificate = Certificate(
-        **vars(found),
+    certificate = replace(
+        found,
         combination={
             "drafter": plan.chosen.values.drafter["name"],
             "verifier": plan.chosen.values.verifier["name"],
@@ -88,24 +76,17 @@ def certify(plan: Plan, folder: Path) -> Certificate:
             "temperature": plan.sampling.temperature,
         },
         declarations=_declarations(plan, found.outcome),
-        false_alarm=asked.false_alarm,
         limits=LIMITS,
-        config=plan.config,
-        environment={
-            **capture(parts.target.device, {"seed": plan.seed}),
-            "model": parts.target.describe(),
-            "drafter": parts.chosen.drafter.describe(),
-            "prompts": {"name": parts.prompts.name, "sha256": parts.prompts.content_hash},
-        },
     )
-    certificate.publish(folder)
+    certificate.publish(parts, folder, drafter=parts.chosen.drafter.describe())
     record_passed(plan, folder / "certificate.json")
     return certificate
 
 
-def _check_all(parts: Parts, asked: CertificateConfig, texts: Texts) -> _Findings:
+def _check_all(parts: Parts, asked: CertificateConfig, texts: Texts) -> Certificate:
     """Run the three levels: exactly for rule, structure and drafter, then on the target's own texts."""
     plan, arm, rule = parts.plan, parts.primary, parts.plan.chosen.rule
+    power: list[str] = []
 
     def make(target: Target) -> Drafter:
         if plan.chosen.drafter_class.capabilities.reads_states:
@@ -114,28 +95,25 @@ def _check_all(parts: Parts, asked: CertificateConfig, texts: Texts) -> _Finding
 
     with stage("Check exactly", "on tables and tiny models"):
         shape = plan.chosen.structure
-        exact = [*rule_checks(rule, shape.name), *drafter_checks(make, rule, shape.name)]
-        found = _Findings(checks=[*exact, *identity_checks(rule, shape, make)])
+        checks = [*rule_checks(rule, shape.name), *drafter_checks(make, rule, shape.name)]
+        checks += identity_checks(rule, shape, make)
     outputs = texts[: asked.outputs]
     if plan.sampling.greedy:
         why = "temperature 0 draws nothing: the greedy level compares whole outputs"
-        found.checks.append(not_applicable("statistical", "draws", why))
+        checks.append(not_applicable("statistical", "draws", why))
     else:
 
         def drawn() -> list[Check]:
             tests = draw(arm, texts, asked, parts.limit, plan.seed)
-            found.power = tests.power(asked.false_alarm)
+            power.extend(tests.power(asked.false_alarm))
             return tests.checks(asked.false_alarm)
 
-        found.checks += attempted("statistical", "draws", drawn)
+        checks += attempted("statistical", "draws", drawn)
         parts.target.standardise(GREEDY)  # and the drafter is made again, because it keeps its target's sampling
         drafter = drafters.construct(plan.chosen.config, target=parts.target)
         arm = replace(arm, drafter=drafter, verifier=arm.verifier.for_greedy())
-    found.checks += attempted(
-        "greedy", "greedy outputs", lambda: [near_tie_check(arm, outputs, parts.limit, plan.seed)]
-    )
-    found.outcome, found.sentence = concluded(found.checks)
-    return found
+    checks += attempted("greedy", "greedy outputs", lambda: [near_tie_check(arm, outputs, parts.limit, plan.seed)])
+    return Certificate(*concluded(checks), checks, power)
 
 
 def near_tie_check(arm: Arm, texts: Texts, max_new_tokens: int, seed: int) -> Check:
@@ -191,13 +169,13 @@ def _declarations(plan: Plan, outcome: Outcome) -> list[Declaration]:
     return found
 
 
-def _measure_loss(parts: Parts, texts: Texts) -> _Findings:
+def _measure_loss(parts: Parts, texts: Texts) -> Certificate:
     """Measure what a combination loses that says itself that it is not lossless, from the rounds of some texts."""
     sentence = "Declared lossy: nothing to certify."
     forced = parts.plan.forced
     if forced or parts.target.sampling.greedy:
         why = "with drafter.forced=true" if forced else "at temperature 0 see lossless/* of specdec.run"
-        return _Findings("declared lossy", f"{sentence} Its total variation was not measured {why}.")
+        return Certificate("declared lossy", f"{sentence} Its total variation was not measured {why}.")
     distances: list[float] = []
     rounds = 0
     with stage("Draw rounds", total=_LOSSY_ROUNDS) as under_way:
@@ -210,7 +188,7 @@ def _measure_loss(parts: Parts, texts: Texts) -> _Findings:
             if rounds >= _LOSSY_ROUNDS:
                 break
     if not distances:
-        return _Findings("declared lossy", f"{sentence} The law that it emits is not known for such drafts.")
+        return Certificate("declared lossy", f"{sentence} The law that it emits is not known for such drafts.")
     mean = float(np.mean(distances))
     said = f"a token's law is {mean:.3f} from the target's in total variation, the mean of {len(distances):,} tokens"
-    return _Findings("declared lossy", f"{sentence} Measured: {said}.", total_variation=mean)
+    return Certificate("declared lossy", f"{sentence} Measured: {said}.", total_variation=mean)

@@ -6,6 +6,7 @@ branched on, so that a law is a finite sum and equals the target's to 1e-12, wit
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -136,11 +137,11 @@ def text_bias(enumeration: Enumeration, arm: Arm, prompt: Sequence[int], length:
 
 
 def law_pair(
-    size: int, temperature: float, how: tuple[dict[str, Any], dict[str, Any]], seed: int = 5
+    size: int, temperature: float, how: tuple[dict[str, Any], dict[str, Any]], end_token: int | None = None
 ) -> tuple[Table, Tensor]:
     """Return a table target and a law q [V, V] to draft from, both random, with the sampling of a pair of `CUTS`."""
-    target = table_target(random_law(size, seed), temperature=temperature, **how[0])
-    drafted = table_target(random_law(size, seed + 1), temperature=temperature, **how[1])
+    target = table_target(random_law(size, 5), end_token, temperature=temperature, **how[0])
+    drafted = table_target(random_law(size, 6), temperature=temperature, **how[1])
     return target, torch.tensor(target_law(drafted))
 
 
@@ -185,11 +186,8 @@ def drafter_checks(make: Callable[[Target], Drafter], verifier: Verifier, struct
     if unfit:
         return [not_applicable("exact", name, "it is made for another vocabulary, or reads a recorded text")]
 
-    def error(enumeration: Enumeration) -> float:
-        arm = arm_of(target, drafter, verifier, small_structure(structure, 2))
-        return text_bias(enumeration, arm, PROMPT, length)
-
-    return _enumerated(name, [error])
+    arm = arm_of(target, drafter, verifier, small_structure(structure, 2))
+    return _enumerated(name, [partial(text_bias, arm=arm, prompt=PROMPT, length=length)])
 
 
 def _enumerated(name: str, cases: Sequence[Case]) -> list[Check]:
@@ -230,33 +228,26 @@ def _cases(verifier: Verifier, structure: str) -> dict[str, list[Case]]:
     temperatures = (0.0,) if verifier.capabilities.greedy_only else (0.0, 0.5, 1.0)
     warmest, chain = temperatures[-1], structure == "chain"
 
-    def rounds(way: How, size: int, gamma: int, temperature: float, cut: str = "uncut", number: int = 1) -> Case:
-        """Return the enumeration of rounds over `size` tokens in the vocabulary, with drafts `gamma` deep."""
+    def arm(
+        way: How, size: int, gamma: int, temperature: float = warmest, cut: str = "uncut", end_token: int | None = None
+    ) -> Arm:
+        """Return the combination over `size` tokens in the vocabulary, with drafts `gamma` deep."""
+        target, q = law_pair(size, temperature, CUTS[cut], end_token)
+        return arm_of(target, TableDrafter(q, way), verifier, small_structure(structure, gamma))
 
-        def case(enumeration: Enumeration) -> float:
-            target, q = law_pair(size, temperature, CUTS[cut])
-            arm = arm_of(target, TableDrafter(q, way), verifier, small_structure(structure, gamma))
-            return bias(enumeration, arm, number, None if chain else [size - 1])
-
-        return case
-
-    def texts(way: How, size: int, gamma: int, length: int, end_token: int | None) -> Case:
-        def case(enumeration: Enumeration) -> float:
-            _, q = law_pair(size, warmest, CUTS["uncut"])
-            target = table_target(random_law(size, 5), end_token, temperature=warmest)
-            arm = arm_of(target, TableDrafter(q, way), verifier, small_structure(structure, gamma))
-            return text_bias(enumeration, arm, [1], length)
-
-        return case
+    def rounds(made: Arm, number: int = 1) -> Case:
+        return partial(bias, arm=made, rounds=number, roots=None if chain else [made.target.vocab_size - 1])
 
     whole, two, written = list[Case](), list[Case](), list[Case]()
     for way in _ways(verifier, structure, warmest):
         for temperature in temperatures:
-            whole += [rounds(way, 4, 1, temperature, cut) for cut in CUTS]
-            whole += [rounds(way, *size, temperature) for size in (((3, 2), (2, 3)) if chain else ((2, 2),))]
-            whole.append(rounds(way, 3, 2 if chain else 1, temperature, "top_k"))
+            whole += [rounds(arm(way, 4, 1, temperature, cut)) for cut in CUTS]
+            whole += [rounds(arm(way, *size, temperature)) for size in (((3, 2), (2, 3)) if chain else ((2, 2),))]
+            whole.append(rounds(arm(way, 3, 2 if chain else 1, temperature, "top_k")))
         if (structure, way) != ("rows", "independent"):  # thousands of outcomes, and nothing that trees do not show
-            two += [rounds(way, *size, warmest, number=2) for size in (((3, 1), (2, 2)) if chain else ((2, 1),))]
-        for size in ((3, 1, 3), (2, 2, 4), (2, 3, 3)) if chain else ((2, 2, 3),):
-            written += [texts(way, *size, end_token) for end_token in (None, 0)]
+            two += [rounds(arm(way, *size), number=2) for size in (((3, 1), (2, 2)) if chain else ((2, 1),))]
+        for size, gamma, length in ((3, 1, 3), (2, 2, 4), (2, 3, 3)) if chain else ((2, 2, 3),):
+            for end_token in (None, 0):
+                ended = arm(way, size, gamma, end_token=end_token)
+                written.append(partial(text_bias, arm=ended, prompt=[1], length=length))
     return {"whole rounds": whole, "two rounds": two, "texts of the loop": written}

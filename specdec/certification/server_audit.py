@@ -21,7 +21,6 @@ from specdec.certification.certificate import Certificate, Check, not_applicable
 from specdec.certification.server_client import Client, Completion, ServerFault, http
 from specdec.certification.statistical import Texts
 from specdec.config import ServerConfig
-from specdec.environment import capture
 from specdec.errors import SpecdecError, UsageError
 from specdec.folder.identity import write_config
 from specdec.plan.plan import Plan
@@ -427,21 +426,12 @@ def certify_server(plan: Plan, asked: ServerConfig, folder: Path) -> Certificate
         outcome="not lossless" if faults else "not refuted",
         sentence=sentence,
         combination={"server": asked.url, "model": client.model, "target": plan.model, **answered},
-        declarations=(),
         checks=audit.checks(),
-        false_alarm=certificate.false_alarm,
         power=audit.power(),
-        total_variation=None,
         limits=notes,
-        config=plan.config,
-        environment={
-            **capture(parts.target.device, {"seed": plan.seed}),
-            "model": parts.target.describe(),
-            "prompts": {"name": parts.prompts.name, "sha256": parts.prompts.content_hash},
-            "server": {"requests": client.requests, "seconds": client.seconds, "prompts": client.prompts},
-        },
     )
-    made.publish(folder)
+    asked_of = {"requests": client.requests, "seconds": client.seconds, "prompts": client.prompts}
+    made.publish(parts, folder, server=asked_of)
     if broken is not None:
         raise broken
     return made

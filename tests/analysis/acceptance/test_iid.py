@@ -100,8 +100,9 @@ def test_same_alpha_sees_depth_and_pairs_the_prompts(make_rounds):
     assert result.p_value > 0.05 and result.n == 40
     falling = pd.concat([simulation.falling(40, 30, gamma, 0, (60, 20), 0.8) for gamma in (1, 2, 6)])
     alphas = [estimate_alpha(falling[falling["gamma"] == gamma]).alpha for gamma in (1, 2, 6)]
-    result, _ = iid.same_alpha(simulation.sums_by_gamma(falling), replicates=499)
+    result, difference = iid.same_alpha(simulation.sums_by_gamma(falling), replicates=499)
     assert result.p_value == 1 / 500 and result.statistic == pytest.approx(max(alphas) - min(alphas))
+    assert difference.estimate == pytest.approx(alphas[2] - alphas[0]) and difference.high < 0
     # The same texts at both gammas and nothing but differences between prompts: the pairs agree exactly.
     outputs = {"a": [1, 0], "b": [0, 0], "c": [1, 1]}
     paired = pd.concat([make_rounds(outputs, 2), make_rounds(outputs, 3)])
@@ -116,8 +117,8 @@ def test_implementation_agrees_with_its_replay_and_sees_drift():
     result, _ = iid.implementation(rounds, replay, replicates=499)
     assert result.p_value > 0.05 and result.n == 40
     assert result.statistic == pytest.approx(2400 / len(rounds) * replay["rounds"].sum() / 2400)
-    result, _ = iid.implementation(drifting, replay, replicates=499)
-    assert result.p_value == 1 / 500 and result.statistic < 0.95
+    result, size = iid.implementation(drifting, replay, replicates=499)
+    assert result.p_value == 1 / 500 and size.estimate == result.statistic < 0.95
     exact = rounds.groupby("prompt")["committed"].agg(tokens="sum", rounds="size").reset_index()
     assert iid.implementation(rounds, exact, replicates=99)[0] == iid.IidTest(1.0, 1.0, 40)
     assert "one prompt" in iid.implementation(rounds[rounds["prompt"] == names[0]], replay)[0].reason
@@ -172,13 +173,3 @@ def test_intervals_hold_known_effects():
     assert mixing.low < 0.2 < mixing.high
     falling = iid.ratio_effects(simulation.falling(200, 30, 4, 0, (8e5, 2e5), 0.9), replicates=200)
     assert falling["trend"].high < 0 and falling["depth"].high < 0
-
-
-def test_differences_between_gammas_and_the_ratio_to_the_replay(make_rounds):
-    rounds = pd.concat([simulation.falling(50, 30, gamma, 0, (60, 20), 0.8) for gamma in (1, 4)])
-    _, difference = iid.same_alpha(simulation.sums_by_gamma(rounds), replicates=200)
-    alphas = [estimate_alpha(rounds[rounds["gamma"] == gamma]).alpha for gamma in (1, 4)]
-    assert difference.estimate == pytest.approx(alphas[1] - alphas[0]) and difference.high < 0
-    rounds = make_rounds({"a": [2, 2, 2, 2], "b": [2, 2, 2, 2]}, 3)
-    replay = pd.DataFrame({"prompt": ["a", "b"], "tokens": 12, "rounds": 6.0})
-    assert iid.implementation(rounds, replay, replicates=20)[1].estimate == pytest.approx(3 / 2)

@@ -117,7 +117,7 @@ def test_a_refit_begins_at_the_maximum_and_not_where_the_mean_was_put_right(monk
     trace = trace_of(texts, 4, len(texts))
     fit = S.fit_stretches(4, False, trace)
     assert fit.family.kinds == 2
-    shifted = fit.family.raised(fit.likeliest[None], np.array([4.0]))[0]
+    shifted = fit.family.raised(fit.likeliest, 4.0)
     again = S.fit_stretches(4, False, trace, replace(fit, parameters=shifted))
     likelihood = S.Likelihood(fit.family, trace)  # flat along some parameters, which processors round into other ends
     assert likelihood.negative(again.likeliest)[0] == pytest.approx(likelihood.negative(fit.likeliest)[0], abs=1e-3)
