@@ -6,26 +6,20 @@ from specdec.config import AtLeastOne, typed
 from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
 
 
+@prompts.register("random_tokens")
 @typed
-class RandomTokensConfig(SetConfig):
+class RandomTokens(PromptSource, SetConfig):
+    """Draws `count` prompts of `length` tokens; each depends on the seed and its own number alone."""
+
     count: AtLeastOne
     length: AtLeastOne  # tokens of each
     vocabulary: AtLeastOne  # ids are drawn below this; the target's own vocabulary may be larger, not smaller
     seed: int
 
-
-@prompts.register("random_tokens")
-class RandomTokens(PromptSource):
-    """Draws `count` prompts of `length` tokens; each depends on the seed and its own number alone."""
-
-    def __init__(self, config: RandomTokensConfig) -> None:
-        self.config: RandomTokensConfig = config
-
     def read(self) -> SourceContent:
-        config = self.config
         entries = []
-        for number in range(config.count):
-            dice = random.Random(f"{config.seed}/{number}")
-            ids = tuple(dice.randrange(config.vocabulary) for _ in range(config.length))
-            entries.append(Entry(f"{config.name}/{number}", config.name, tokens=ids))
+        for number in range(self.count):
+            dice = random.Random(f"{self.seed}/{number}")
+            ids = tuple(dice.randrange(self.vocabulary) for _ in range(self.length))
+            entries.append(Entry(f"{self.name}/{number}", self.name, tokens=ids))
         return SourceContent(entries, {"source": "random"})

@@ -5,21 +5,14 @@ from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source
 from specdec.text.streams import Recording, open_recording
 
 
-@typed
-class RecordedPromptsConfig(SetConfig, Recording):
-    pass
-
-
 @prompts.register("recorded")
-class RecordedPrompts(PromptSource):
+@typed
+class RecordedPrompts(PromptSource, SetConfig, Recording):
     """Gives one prompt per stream, as literal tokens; repeated prompts and unusable lines are counted and left out."""
 
-    def __init__(self, config: RecordedPromptsConfig) -> None:
-        self.config: RecordedPromptsConfig = config
-
     def read(self) -> SourceContent:
-        recorded, name = open_recording(self.config, "prompts"), self.config.name
-        entries = [Entry(f"{name}/{each.id}", each.category, tokens=each.prompt) for each in recorded.streams]
-        provenance = {"path": str(self.config.path), "sha256": recorded.sha256}
+        recorded = open_recording(self, "prompts")
+        entries = [Entry(f"{self.name}/{each.id}", each.category, tokens=each.prompt) for each in recorded.streams]
+        provenance = {"path": str(self.path), "sha256": recorded.sha256}
         left_out = {reason: dict(counts) for reason, counts in recorded.left_out.items()}
         return SourceContent(entries, provenance, left_out)

@@ -9,22 +9,16 @@ from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source
 from specdec.text.lines import Names
 
 
-@typed
-class TokensConfig(SetConfig):
-    tokens: list[list[Annotated[int, Field(ge=0)]]]
-
-
 @prompts.register("tokens")
-class Tokens(PromptSource):
+@typed
+class Tokens(PromptSource, SetConfig):
     """Gives each list of token ids as a prompt."""
 
-    def __init__(self, config: TokensConfig) -> None:
-        self.config: TokensConfig = config
+    tokens: list[list[Annotated[int, Field(ge=0)]]]
 
     def read(self) -> SourceContent:
-        name = self.config.name
         # Named for its content, so that the same prompt draws the same randomness wherever it stands.
-        labels = map(Names(), ("-".join(map(str, ids)) for ids in self.config.tokens))
-        pairs = zip(labels, self.config.tokens, strict=True)
-        entries = [Entry(f"{name}/{label}", name, tokens=tuple(ids)) for label, ids in pairs]
+        labels = map(Names(), ("-".join(map(str, ids)) for ids in self.tokens))
+        pairs = zip(labels, self.tokens, strict=True)
+        entries = [Entry(f"{self.name}/{label}", self.name, tokens=tuple(ids)) for label, ids in pairs]
         return SourceContent(entries, {"source": "literal"})

@@ -118,13 +118,14 @@ class MtBench(Study, Named):
 
     def _questions(self, bench: Bench) -> dict[Prompt, dict[str, Any]]:
         """Return the questions by prompt, as FastChat's file has them."""
-        source = prompts.build(bench.plan.config["prompts"])
-        if not isinstance(source, FileSet) or source.config.id_field is None:
+        values = bench.plan.config["prompts"]
+        source = prompts.build(values)
+        if not isinstance(source, FileSet) or source.id_field is None:
             raise UsageError(
-                f"Bad value prompts={source.config.name}: study 'mt_bench' answers questions that have an id; use "
+                f"Bad value prompts={values['name']}: study 'mt_bench' answers questions that have an id; use "
                 "prompts=mt_bench prompts.path=question.jsonl."
             )
-        records, id_field = source.records(), source.config.id_field
+        records, id_field = source.records(), source.id_field
         found: dict[Prompt, dict[str, Any]] = {}
         for prompt in bench.parts.prompts.prompts:
             record = records[prompt.id]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, PlainValidator, TypeAdapter, model_validator
+from pydantic import Field, PlainValidator, TypeAdapter
 
 from specdec.config import AtLeastOne, Named, NonEmpty, typed
 from specdec.errors import UsageError
@@ -137,11 +137,9 @@ class SequencesConfig:
     heldout: AtLeastOne  # the most sequences of held-out documents
     folder: NonEmpty  # the place of tokens and generated text, shared by recipes
 
-    @model_validator(mode="after")
-    def _one_length(self) -> "SequencesConfig":
+    def __post_init__(self) -> None:
         if (self.passes is None) == (self.steps is None):
             raise ValueError("set one of passes and steps, and leave the other null")
-        return self
 
 
 @typed

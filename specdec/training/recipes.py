@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PlainValidator
 
 from specdec.config import AtLeastOne, NonEmpty, Probability, TrackingConfig, typed
 from specdec.eagle.eagle_config import EagleConfig
@@ -61,11 +61,9 @@ class Ramp:
     start: Probability  # a share of the training's steps
     end: Probability  # likewise
 
-    @model_validator(mode="after")
-    def _in_order(self) -> "Ramp":
+    def __post_init__(self) -> None:
         if self.end < self.start:
             raise ValueError(f"a weight cannot end its way at {self.end} before it starts at {self.start}")
-        return self
 
     def at(self, step: int, steps: int) -> float:
         """Return the weight at step 0..steps-1."""
@@ -101,11 +99,9 @@ class ModelConfig:
     # The one key with a default: recipes older than the choice are Llamas, and `model_fingerprint` knows it.
     architecture: Literal["llama", "gpt2"] = "llama"
 
-    @model_validator(mode="after")
-    def _divisible(self) -> "ModelConfig":
+    def __post_init__(self) -> None:
         if self.hidden_size % (2 * self.heads):
             raise ValueError("hidden_size must be an even multiple of heads")
-        return self
 
 
 @typed
@@ -126,14 +122,12 @@ class StreamConfig:
     stages: Annotated[list[StageConfig], Field(min_length=1)]
     shuffle_window: AtLeastOne  # the most places that a sequence moves, so that a batch mixes documents
 
-    @model_validator(mode="after")
-    def _stages_fit(self) -> "StreamConfig":
+    def __post_init__(self) -> None:
         if abs(sum(stage.share for stage in self.stages) - 1.0) > 1e-9:
             raise ValueError("the shares of data.stages must add up to 1")
         for stage in self.stages:
             if self.batch_tokens % stage.sequence_length:
                 raise ValueError(f"batch_tokens={self.batch_tokens} is no multiple of {stage.sequence_length}")
-        return self
 
 
 @typed
@@ -173,12 +167,10 @@ class Recipe:
     compile: bool
     bfloat16: bool
 
-    @model_validator(mode="after")
-    def _lengths_fit(self) -> "Recipe":
+    def __post_init__(self) -> None:
         longest = max(stage.sequence_length for stage in self.data.stages)
         if longest > self.model.context:
             raise ValueError(f"sequences of {longest} tokens do not fit model.context={self.model.context}")
-        return self
 
 
 @typed
@@ -239,11 +231,9 @@ class SequenceTrainConfig(TrainingConfig):
     bfloat16: bool
     monitor: MonitorConfig
 
-    @model_validator(mode="after")
-    def _divides(self) -> "SequenceTrainConfig":
+    def __post_init__(self) -> None:
         if self.data.batch % self.micro_batch:
             raise ValueError(f"data.batch={self.data.batch} is no multiple of micro_batch={self.micro_batch}")
-        return self
 
 
 def recipe_values(config: SequenceTrainConfig) -> dict[str, Any]:
@@ -320,8 +310,8 @@ class HeadTrainConfig(StateTrainConfig):
     backbone: Literal["frozen", "joint"]  # frozen (Medusa-1), or trained together with the heads (Medusa-2)
     lora: LoraConfig | None
 
-    @model_validator(mode="after")
-    def _fits(self) -> "HeadTrainConfig":
+    def __post_init__(self) -> None:
+        super().__post_init__()
         trained = max(self.loss.backbone.first, self.loss.backbone.last) > 0
         if self.backbone == "frozen" and trained:
             raise ValueError("loss.backbone weighs a backbone that is frozen: set it to 0, or backbone=joint")
@@ -340,7 +330,6 @@ class HeadTrainConfig(StateTrainConfig):
                 "loss.teacher needs the original beside the trained backbone, which adapters keep: set lora, or the "
                 "share to 0"
             )
-        return self
 
 
 @typed
@@ -369,8 +358,8 @@ class EagleTrainConfig(StateTrainConfig):
     loss: EagleLossConfig
     optimizer: OptimizerConfig
 
-    @model_validator(mode="after")
-    def _fits(self) -> "EagleTrainConfig":
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.eagle.mask_token is not None or self.eagle.form == "dflash":
             raise ValueError(
                 "eagle.mask_token and eagle.form=dflash make networks that draft all tokens in one pass, which this "
@@ -381,7 +370,6 @@ class EagleTrainConfig(StateTrainConfig):
                 "loss.regression draws carried states to the target's, which eagle.form=eagle3 does not stand for: set "
                 "it to 0, or form to eagle1"
             )
-        return self
 
 
 @typed
@@ -429,14 +417,13 @@ class ParallelTrainConfig(AdaptationConfig):
 
     parallel: SubtasksConfig
 
-    @model_validator(mode="after")
-    def _fits(self) -> "ParallelTrainConfig":
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.data.sequence_length <= self.parallel.ahead:
             raise ValueError(
                 f"parallel.ahead={self.parallel.ahead} tokens do not fit into sequences of "
                 f"data.sequence_length={self.data.sequence_length}"
             )
-        return self
 
 
 @typed
@@ -459,8 +446,8 @@ class UnlikelihoodTrainConfig(AdaptationConfig):
 
     unlikelihood: UnlikelihoodConfig
 
-    @model_validator(mode="after")
-    def _leaves_room(self) -> "UnlikelihoodTrainConfig":
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.data.packed:
             raise ValueError("data.packed=False: the model goes on with texts that fill a sequence; use true")
         if self.unlikelihood.prefix_tokens >= self.data.sequence_length:
@@ -468,7 +455,6 @@ class UnlikelihoodTrainConfig(AdaptationConfig):
                 f"unlikelihood.prefix_tokens={self.unlikelihood.prefix_tokens} leaves nothing to write in sequences of "
                 f"data.sequence_length={self.data.sequence_length}"
             )
-        return self
 
 
 RECIPES: Mapping[str, type[TrainingConfig]] = {  # the typed recipe of each kind of training, by its config group

@@ -18,17 +18,9 @@ from specdec.config import FolderPart, validated
 from specdec.errors import NumericsError, UsageError
 from specdec.models.arithmetic import native_arithmetic
 from specdec.text.writing import write_json
+from specdec.training import recipes
 from specdec.training.data.sequences import Sequences
 from specdec.training.data_recipes import fingerprint
-from specdec.training.recipes import (
-    HeadOptimizerConfig,
-    OptimizerConfig,
-    PaceConfig,
-    RateConfig,
-    SequenceTrainConfig,
-    TrainingConfig,
-    recipe_values,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +44,8 @@ class Student(ABC):
     rates: ClassVar[str] = "the learning rates of optimizer"  # the keys of the learning rates, for messages
     shorter: ClassVar[str] = "data.steps=N takes N steps"  # the key that makes a training shorter, for messages
 
-    config: TrainingConfig
-    pace: PaceConfig  # of measuring, logging and saving on the way
+    config: recipes.TrainingConfig
+    pace: recipes.PaceConfig  # of measuring, logging and saving on the way
     name: str  # of the tracked run
     folder: Path  # the place of the training's files
     steps: int  # steps of the optimizer in all
@@ -62,7 +54,7 @@ class Student(ABC):
     losses: Sequence[str] = ()  # the metrics' names of the parts of the loss, where `part_losses` tells them apart
     scores: Sequence[str]  # the metrics of `score`, in the order of the history's columns
     module: nn.Module  # all that is trained, on `device`; a checkpoint keeps its weights that have a gradient
-    optimizer: OptimizerConfig | HeadOptimizerConfig
+    optimizer: recipes.OptimizerConfig | recipes.HeadOptimizerConfig
     optimizers: Sequence[torch.optim.Optimizer]  # of these weights, by the keys of `optimizer`
     device: torch.device
     dtype: torch.dtype  # of forward and backward passes
@@ -98,7 +90,7 @@ class Student(ABC):
 
     def set_rates(self, step: int) -> float:
         """Set the learning rates of a step, and return the one that the history shows."""
-        assert isinstance(self.optimizer, OptimizerConfig)
+        assert isinstance(self.optimizer, recipes.OptimizerConfig)
         factor = schedule(step, self.steps, self.optimizer)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -156,9 +148,9 @@ class SequenceStudent(Student):
 
     kind: ClassVar[str]  # the group of the recipe's own keys; also the folder below `models` where its trainings lie
 
-    config: SequenceTrainConfig
+    config: recipes.SequenceTrainConfig
 
-    def __init__(self, config: SequenceTrainConfig, sequences: Sequences, *identities: str | None) -> None:
+    def __init__(self, config: recipes.SequenceTrainConfig, sequences: Sequences, *identities: str | None) -> None:
         """Begin a training; `identities` are those of the model that is read or trained, for the fingerprint."""
         self.config, self.pace, self.sequences = config, config.monitor, sequences
         name = validated(FolderPart, {"name": getattr(config, self.kind).name}, where=self.kind).name
@@ -166,7 +158,7 @@ class SequenceStudent(Student):
         self.steps, self.step_tokens = sequences.steps, sequences.batch_size * sequences.length
         # All that touches the weights, not logging or paths; of the data what decides what a step reads. The number of
         # steps also sets how rates and weights change.
-        recipe = recipe_values(config)
+        recipe = recipes.recipe_values(config)
         del recipe[self.kind]["name"]
         own = {key: value for key, value in recipe.items() if key not in ("data", "target", "save_dtype")}
         read = {key: recipe["data"][key] for key in ("batch", "sequences", "passes", "steps")}
@@ -175,7 +167,7 @@ class SequenceStudent(Student):
     def summary(self, effort: dict[str, Any], exported: nn.Module) -> dict[str, Any]:
         """Return the lines of `summary.json` that all of these trainings have."""
         return {
-            "recipe": recipe_values(self.config),
+            "recipe": recipes.recipe_values(self.config),
             "seed": self.config.seed,
             "fingerprint": self.fingerprint,
             "data": self.sequences.manifest,
@@ -203,7 +195,7 @@ def training_device(name: str, bfloat16: bool) -> tuple[torch.device, torch.dtyp
     return device, arithmetic.used
 
 
-def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: nn.Module, config: recipes.OptimizerConfig) -> list[torch.optim.Optimizer]:
     """Build Muon over the 2-D parameters of decoder layers and of what fuses features, and AdamW over all others."""
     matrices: dict[float, list[nn.Parameter]] = defaultdict(list)  # by factor on the learning rate
     others: list[nn.Parameter] = []
@@ -233,7 +225,7 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.op
     return [muon, adamw]
 
 
-def schedule(step: int, steps: int, config: OptimizerConfig) -> float:
+def schedule(step: int, steps: int, config: recipes.OptimizerConfig) -> float:
     """Return the factor on every learning rate at step 0..steps-1: linear warm-up, flat, linear to zero."""
     warmup = max(config.warmup_share * steps, 1.0)
     decay = max(config.decay_share * steps, 1.0)
@@ -245,7 +237,7 @@ def warm_up(step: int, warmup_steps: int) -> float:
     return min(1.0, (step + 1) / (warmup_steps + 1))
 
 
-def rate_factor(step: int, steps: int, config: RateConfig) -> float:
+def rate_factor(step: int, steps: int, config: recipes.RateConfig) -> float:
     """Return the factor on every learning rate at step 0..steps-1."""
     if step < config.warmup_steps:
         return warm_up(step, config.warmup_steps)

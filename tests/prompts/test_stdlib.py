@@ -1,13 +1,16 @@
-"""The sets that need no file: really cut mid-body, really held out, the same every time."""
+"""The sets that need no file: really cut mid-body, really held out, the same every time. Of the mix, which is the
+default: three kinds, disjoint, and an edit that really asks for a copy.
+"""
 
 import ast
 import platform
+import re
 from functools import cache
 
 import pytest
 
 from specdec.errors import UsageError
-from specdec.prompts import stdlib
+from specdec.prompts import read_prompts, stdlib
 from specdec.text.python_sources import (
     STDLIB,
     Document,
@@ -80,3 +83,48 @@ def test_paragraphs_before_fits_the_room():
     assert stdlib.paragraphs_before(lines, 6, 8) == ["dd"]  # "cc" fits, but not its paragraph
     assert stdlib.paragraphs_before(lines, 4, 5) == ["cc"]  # no paragraph starts in what fits
     assert stdlib.paragraphs_before(lines, 6, 0) == []
+
+
+@pytest.fixture(scope="module")
+def mixed(group_values):
+    return read_prompts(group_values("prompts", "stdlib_mix", limit=None)).content.entries
+
+
+@pytest.mark.slow
+def test_the_default_has_six_prompts_of_each_kind_from_different_modules(load):
+    loaded = load("stdlib_mix")
+    assert load("stdlib_mix") == loaded
+    for kind in stdlib.KINDS:
+        modules = [prompt.id.split("/")[2] for prompt in loaded.prompts if prompt.category == kind]
+        assert len(modules) == len(set(modules)) == 6
+
+
+@pytest.mark.slow
+def test_every_function_is_of_one_kind(mixed):
+    functions = [entry.id.split("/", 2)[2] for entry in mixed]
+    assert len(functions) == len(set(functions)) > 100
+
+
+@pytest.mark.slow
+def test_docstrings_stop_inside_a_paragraph_of_an_open_docstring(mixed):
+    chosen = [entry for entry in mixed if entry.category == "docstrings"]
+    assert len(chosen) >= 12
+    for entry in chosen:
+        text = entry.turns[0]
+        following = stdlib.module_source(entry.id.split("/")[2]).partition(text)[2]
+        assert following.startswith("\n") and following.split("\n")[1].strip(), entry.id
+        name = entry.id.rpartition("/")[2].rpartition(".")[2]
+        head = text[[each.start() for each in re.finditer(rf"def {name}\(", text)][-1] :]
+        assert head.count('"""') + head.count("'''") == 1, entry.id
+
+
+def test_an_edit_begins_the_same_function_with_its_argument_renamed(mixed):
+    chosen = [entry for entry in mixed if entry.category == "editing"]
+    assert len(chosen) >= 12
+    for entry in chosen:
+        source, between, edited = entry.turns[0].rpartition("\n\n\n")
+        assert between and 350 <= len(source) <= 550, entry.id
+        new = re.search(r"\bnew_(\w+)", edited)
+        back = re.sub(rf"\b{new[0]}\b", new[1], edited)
+        assert new[0] not in source and source.startswith(back), entry.id
+        assert not re.search(rf"\b{new[1]}\b", edited) and len(back) < 0.8 * len(source), entry.id

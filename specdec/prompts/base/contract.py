@@ -42,9 +42,7 @@ class SourceContent:
 
 
 class PromptSource(ABC):
-    """One kind of prompt set. Constructed as `cls(config)`; the config's type is a `SetConfig`."""
-
-    config: SetConfig
+    """One kind of prompt set: a `SetConfig` made by `typed`, or a class that is constructed as `cls(config)` by one."""
 
     def check(self) -> None:
         """Refuse a file that is missing or empty, or whose first record does not fit the keys, without reading on.

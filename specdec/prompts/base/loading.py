@@ -118,8 +118,8 @@ class PromptEntries:
 
 def read_prompts(values: Mapping[str, Any]) -> PromptEntries:
     """Read the prompt set of the config group `prompts`. UsageError: an unknown set or key, a bad value or file."""
-    source = prompts.build(values)
-    return PromptEntries(source.config, source.read())
+    config = prompts.config(values)
+    return PromptEntries(config, prompts.construct(config).read())
 
 
 def load_prompts(

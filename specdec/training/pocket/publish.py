@@ -28,6 +28,7 @@ from specdec.models.model_files import SMOLLM2
 from specdec.text.writing import read_json
 
 Summary = Mapping[str, Any]  # the content of a `summary.json`
+Row = str | Callable[[Summary], str]  # of a table: what it shows of a summary, as a format of the summary's keys
 
 AGAINST_LOOPS = """\
 **The target that ships is this one after a second training, against the loops that it wrote**
@@ -51,11 +52,11 @@ unlikely in training are the tokens of the third and later rounds of such loops,
 
 `history_unlikelihood.csv` has one line per step."""
 
-EFFORT: Mapping[str, Callable[[Summary], str]] = {  # rows of all tables: a label, and how a summary's value is shown
-    "tokens trained on": lambda s: f"{s['tokens']:,}",
-    "steps": lambda s: f"{s['steps']:,}",
-    "training (seconds)": lambda s: f"{s['seconds']:,.0f}",
-    "date": lambda s: s["date"],
+EFFORT = {  # rows of all tables, by label
+    "tokens trained on": "{tokens:,}",
+    "steps": "{steps:,}",
+    "training (seconds)": "{seconds:,.0f}",
+    "date": "{date}",
 }
 
 
@@ -138,27 +139,23 @@ def models_figures(folder: Path) -> dict[str, str]:
         against_loops = AGAINST_LOOPS.format_map(words)
     one_machine = len(set(machines.values())) == 1
 
-    def loss(part: str, unit: str) -> Callable[[Summary], str]:
-        return lambda s: f"{s['heldout'][part][unit]:.3f}"
-
-    shapes = "{layers} layers of {hidden_size}, {heads} heads, MLP {mlp_size}"
     rows = {
-        "architecture": lambda s: "Llama, tied embeddings",
-        "shape": lambda s: shapes.format(**s["recipe"]["model"]),
-        "parameters": lambda s: f"{s['parameters']:,}",
-        "context (tokens)": lambda s: f"{s['recipe']['model']['context']:,}",
-        "files (bytes)": lambda s: f"{s['bytes']:,}",
+        "architecture": "Llama, tied embeddings",
+        "shape": "{recipe[model][layers]} layers of {recipe[model][hidden_size]}, {recipe[model][heads]} heads, "
+        "MLP {recipe[model][mlp_size]}",
+        "parameters": "{parameters:,}",
+        "context (tokens)": "{recipe[model][context]:,}",
+        "files (bytes)": "{bytes:,}",
         **EFFORT,
-        "**held-out, nats per token**": loss("all", "nats_per_token"),
-        "**held-out, bits per byte**": loss("all", "bits_per_byte"),
-        "held-out code, nats per token": loss("code", "nats_per_token"),
-        "held-out code, bits per byte": loss("code", "bits_per_byte"),
-        "held-out reference, nats per token": loss("docs", "nats_per_token"),
-        "held-out reference, bits per byte": loss("docs", "bits_per_byte"),
-        "held-out code, nats per token in short windows": lambda s: (
-            f"{s['monitor']:.3f} ({s['recipe']['monitor']['heldout_window']} tokens, the history's slice)"
-        ),
-        "scored tokens": lambda s: f"{s['heldout']['all']['tokens']:,}",
+        "**held-out, nats per token**": "{heldout[all][nats_per_token]:.3f}",
+        "**held-out, bits per byte**": "{heldout[all][bits_per_byte]:.3f}",
+        "held-out code, nats per token": "{heldout[code][nats_per_token]:.3f}",
+        "held-out code, bits per byte": "{heldout[code][bits_per_byte]:.3f}",
+        "held-out reference, nats per token": "{heldout[docs][nats_per_token]:.3f}",
+        "held-out reference, bits per byte": "{heldout[docs][bits_per_byte]:.3f}",
+        "held-out code, nats per token in short windows": "{monitor:.3f} ({recipe[monitor][heldout_window]} tokens, "
+        "the history's slice)",
+        "scored tokens": "{heldout[all][tokens]:,}",
     }
     # Older summaries say what their recipe asked for alone.
     arithmetic = target.get("arithmetic", "bfloat16" if target["recipe"]["bfloat16"] else "float32")
@@ -203,9 +200,9 @@ def heads_figures(summaries: Mapping[str, Summary]) -> dict[str, str]:
         for s in summaries.values()
     )
     numbers = range(1, deepest + 1)
-    rows = {
-        "parameters": lambda s: f"{s['parameters']:,}",
-        "file (bytes)": lambda s: f"{s['bytes']:,}",
+    rows: dict[str, Row] = {
+        "parameters": "{parameters:,}",
+        "file (bytes)": "{bytes:,}",
         **EFFORT,
         **{f"**head or step {k}, top-1 (given earlier)**": accuracy(k, 1) for k in numbers},
         **{f"head or step {k}, top-5 (given earlier)": accuracy(k, 5) for k in numbers},
@@ -232,7 +229,7 @@ def parallel_figures(summary: Summary) -> dict[str, str]:
         names = [f"heldout/token_{k}.{name}" for name in ("top1", "top1_given_earlier", "nats_per_token")]
         cells = [f"{summary['heldout'][name]:.3f}" if name in summary["heldout"] else "-" for name in names]
         lines.append("| " + " | ".join([str(k), str(k - 1), *cells]) + " |")
-    rows = {"parameters": lambda s: f"{s['parameters']:,}", "files (bytes)": lambda s: f"{s['bytes']:,}", **EFFORT}
+    rows = {"parameters": "{parameters:,}", "files (bytes)": "{bytes:,}", **EFFORT}
     return dict(
         mask_token=str(summary["mask_token"]),
         table=table(rows, {"": summary}),
@@ -257,10 +254,11 @@ def kind_of(summary: Summary) -> str:
     return next((kind for kind in kinds if kind in summary["recipe"]), "recipe")
 
 
-def table(rows: Mapping[str, Callable[[Summary], str]], summaries: Mapping[str, Summary]) -> str:
-    """Return a Markdown table: a label in each line, then each summary's value as the label's function shows it."""
+def table(rows: Mapping[str, Row], summaries: Mapping[str, Summary]) -> str:
+    """Return a Markdown table: a label in each line, then what its row shows of each summary."""
     lines = ["| |" + "".join(f" {name} |" if name else " |" for name in summaries), "|---" * (1 + len(summaries)) + "|"]
-    for label, show in rows.items():
+    for label, row in rows.items():
+        show: Callable[[Summary], str] = row.format_map if isinstance(row, str) else row
         lines.append(f"| {label} | {' | '.join(map(show, summaries.values()))} |")
     return "\n".join(lines)
 
