@@ -3,7 +3,7 @@
 """
 
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,7 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, config_dir, typed, validated
 from specdec.errors import UsageError, near_misses
-from specdec.theory.roofline import distinct_experts
+from specdec.theory.roofline import Product, call_bytes, call_flops, distinct_experts
 
 Seconds = Annotated[float, Field(ge=0.0)]
 
@@ -131,13 +131,11 @@ def from_run(folder: Path) -> SimulatedCost:
     try:
         calibration = _content(folder / "calibration.json")
         drafts = {int(depth): median(times) for depth, times in calibration["drafts"].items() if times}
-        draft_fixed, draft_step = line_through(drafts)
         if (folder / "cost.json").is_file():
-            calls = _fitted(_content(folder / "cost.json"))
+            calls = fitted_calls(_content(folder / "cost.json"))
         else:
             fixed, row = line_through({int(rows): median(times) for rows, times in calibration["calls"].items()})
-            calls = {"fixed_s": fixed, "row_s": row, "tile": 1, "overlap": False}
-            calls |= dict.fromkeys(("token_s", "weights_s", "cached_s", "key_s"), 0.0)
+            calls = {"fixed_s": fixed, "row_s": row}
             source += f", at {calibration['context']} cached tokens only"
         overhead = 0.0  # of a run that was stopped before its first round
         if (folder / "rounds.parquet").is_file():
@@ -147,13 +145,8 @@ def from_run(folder: Path) -> SimulatedCost:
             if "disturbed" in rounds and not (busy := rounds["disturbed"].eq(True)).all():
                 rounds = rounds[~busy]
             overhead = max(0.0, float((rounds["round_s"] - rounds["draft_s"] - rounds["verify_s"]).mean()))
-        rest = {
-            "lookup_s": median(drafts.values()) if drafts else 0.0,
-            "draft": {"fixed_s": draft_fixed, "step_s": draft_step, "cached_s": 0.0},
-            "overhead_s": overhead,
-        }
-        values = {"name": folder.resolve().name, "source": source, "lookup_share": 0.0, **calls, **rest}
-        return validated(SimulatedCost, values, where="cost")
+        lookup, name = median(drafts.values()) if drafts else 0.0, folder.resolve().name
+        return measured_cost(calls, drafts, name=name, source=source, lookup_s=lookup, overhead_s=overhead)
     except UsageError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, OSError) as error:
@@ -164,35 +157,34 @@ def from_run(folder: Path) -> SimulatedCost:
         ) from None
 
 
-def cost_of_fit(cost: Mapping[str, Any], name: str, source: str) -> SimulatedCost:
-    """Return the costs of calls alone, of a fit as `cost.json` holds it: the rest of a round costs nothing."""
-    rest = {"lookup_s": 0.0, "lookup_share": 0.0, "draft": {"fixed_s": 0.0, "step_s": 0.0, "cached_s": 0.0}}
-    values = {**_fitted(cost), **rest, "overhead_s": 0.0, "name": name, "source": source}
+def measured_cost(calls: Mapping[str, Any], drafts: Mapping[int, float], **rest: Any) -> SimulatedCost:
+    """Return the costs of calls with these coefficients and of drafts by a model, by their seconds for each depth. The
+    `rest` are further values, such as name and source; a coefficient that is nowhere is 0.
+    """
+    fixed, step = line_through(drafts)
+    values: dict[str, Any] = dict.fromkeys(("fixed_s", "token_s", "weights_s", "cached_s", "row_s", "key_s"), 0.0)
+    values |= dict.fromkeys(("lookup_s", "lookup_share", "overhead_s"), 0.0) | {"tile": 1, "overlap": False}
+    values |= {**calls, "draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0}, **rest}
     return validated(SimulatedCost, values, where="cost")
 
 
-def _fitted(cost: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn a fitted `CallCost` (analysis) into these coefficients: its products become sums over weights and cache."""
-    fit = cost["fit"]
-    values = {True: 0.0, False: 0.0}  # cached or not -> operands of a row
-    stored = {True: 0.0, False: 0.0}  # -> bytes, of the cache per token
-    read = Counter[tuple[int, int]]()  # experts, chosen -> bytes of one expert, in all layers
-    for product in cost["products"]:
-        cached = product["inputs"] is None or product["outputs"] is None
-        size = (product["inputs"] or 1) * (product["outputs"] or 1) * product["matrices"]
-        kind = product.get("experts", 1), product.get("chosen", 1)
-        if kind[0] > 1:
-            read[kind] += size * product["bytes_per_value"]
-        else:
-            stored[cached] += size * product["bytes_per_value"]
-        values[cached] += size * product["queries"] * kind[1]
+def fitted_calls(cost: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn a `CallCost` (analysis), fitted as `cost.json` holds it, into these coefficients: its products become sums
+    over weights and cache.
+    """
+    fit, products = cost["fit"], [Product(**product) for product in cost["products"]]
+    weights, cache = ([each for each in products if each.cached == cached] for cached in (False, True))
+    read = defaultdict[tuple[int, int], float](float)  # experts, chosen -> bytes of one expert, in all layers
+    for product in weights:
+        if product.experts > 1:
+            read[product.experts, product.chosen] += float(product.bytes_per_value * product.values(1))
     return {
         "fixed_s": fit["fixed"],
         "token_s": fit["token_seconds"],
-        "weights_s": stored[False] / fit["bandwidth"],
-        "cached_s": stored[True] / fit["bandwidth"],
-        "row_s": 2 * values[False] * fit["flop_seconds"],
-        "key_s": 2 * values[True] * fit["flop_seconds"],
+        "weights_s": float(call_bytes((each for each in weights if each.experts == 1), 1)) / fit["bandwidth"],
+        "cached_s": float(call_bytes(cache, 1)) / fit["bandwidth"],
+        "row_s": float(call_flops(weights, 1, 0)) * fit["flop_seconds"],
+        "key_s": float(call_flops(cache, 1, 0)) * fit["flop_seconds"],
         "tile": fit["tile"],
         "overlap": fit["overlap"],
         "experts": [

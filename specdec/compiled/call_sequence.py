@@ -8,11 +8,12 @@ import weakref
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from specdec.compiled.layers import Call
 from specdec.models.arithmetic import format_name
 from specdec.models.cache import KVCache
 from specdec.models.decoder import Decoder
@@ -74,21 +75,15 @@ int32_t walk(
 """
 
 
-class ProgramCall(NamedTuple):
-    """A call of a program: its file, tensors or the names of values that it takes, and names of those that it makes."""
-
-    program: Path
-    inputs: Sequence[Tensor | str]
-    outputs: Sequence[str]
-
-
 class PackagedStep:
     """A decoder's pass on any number of tokens that reads and writes one cache: the calls of compiled programs, tensors
     that stay, and what the calls have made.
     """
 
-    def __init__(self, library: Path, calls: Sequence[ProgramCall], decoder: Decoder, cache: KVCache) -> None:
-        """Take the compiled walk (see `write_sequence`) and calls; the last makes the logits and nothing else."""
+    def __init__(self, library: Path, calls: Sequence[Call], decoder: Decoder, cache: KVCache) -> None:
+        """Take the compiled walk (see `write_sequence`) and calls of files, with tensors in place of their names (see
+        `with_tensors`); the last makes the logits and nothing else.
+        """
         self._number, self._cache, kinds, kept = len(calls), cache, list(decoder.windows), decoder.kept
         layers = len(calls) - 2 - (0 in kept)
         self._states = ["states" if offset == 0 else f"states {layers - offset}" for offset in kept]

@@ -35,18 +35,18 @@ class Call(NamedTuple):
     """A call of a program within a pass.
 
     Attributes:
-        program: (tensors) -> tensors, the same object for all layers of a kind.
-        name: of the program: head, layer or tail.
+        program: (tensors) -> tensors, the same object for all layers of a kind, or the file that it was compiled into.
         inputs: names of weights, behind a dot, of a layer's part of the cache (`keys I`, `values I`), or of values:
             `tokens` and `places` [1, N], masks by their kind, or what an earlier call made; or constants.
         outputs: names of the values that it makes: `states I` [1, N, D] is what layer I reads, `logits` [1, N, V], and
             `states` is what the output head reads.
+        name: of the program, for its file: head, layer, tail or product.
     """
 
-    program: GraphModule
-    name: str
+    program: Any
     inputs: Sequence[Tensor | str]
     outputs: Sequence[str]
+    name: str = ""
 
 
 def cut(decoder: Decoder, cache: KVCache) -> list[Call]:
@@ -297,7 +297,7 @@ class _Exported(NamedTuple):
         placed = dict(zip(names, self.places, strict=True))
         outputs = [name for name, place in placed.items() if isinstance(place, int)]
         made = {name: name if isinstance(place, int) else value(place) for name, place in placed.items()}
-        return Call(self.graph, self.name, [value(each) for each in self.inputs], outputs), made
+        return Call(self.graph, [value(each) for each in self.inputs], outputs, self.name), made
 
 
 def _exported(name: str, part: nn.Module, names: Sequence[str], *given: Any) -> _Exported:

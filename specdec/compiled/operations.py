@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -54,14 +54,11 @@ def attend(
 def attention_by_kernel(model: Any) -> Iterator[None]:
     """Let a model compute its attention by `cache_attention` within the context, where it is transformers' `sdpa`."""
     before = model.config._attn_implementation
-    if before not in _REPLACED or attention.asks_for_name(model):
+    with ExitStack() as back:
+        if before in _REPLACED and not attention.asks_for_name(model):
+            back.callback(model.set_attn_implementation, before)
+            attention.switch_attention(model, NAME, attend)
         yield
-        return
-    attention.switch_attention(model, NAME, attend)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 @torch.library.custom_op("specdec::products", mutates_args=())

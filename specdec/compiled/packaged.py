@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from specdec.compiled.call_sequence import SOURCE, PackagedStep, ProgramCall, write_sequence
+from specdec.compiled.call_sequence import SOURCE, PackagedStep, write_sequence
 from specdec.compiled.layers import Call, cut, made_of, product, with_tensors
 from specdec.compiled.packages import PackageFolder, machine_identity
 from specdec.models.cache import KVCache
@@ -84,8 +84,7 @@ def packaged_step(
         trust = partial(packages.remember, depends, None if constants else calls)
     library = packages.package("walk", {"source": SOURCE, "machine": machine_identity()}, write_sequence)
     opened = [
-        ProgramCall(packages.path / file, with_tensors(model, cache, inputs), outputs)
-        for file, inputs, outputs in calls
+        Call(packages.path / file, with_tensors(model, cache, inputs), outputs) for file, inputs, outputs in calls
     ]
     step = PackagedStep(library, opened, decoder, cache)
     packages.remember(shape, True)

@@ -89,7 +89,6 @@ class SmallModel(NetworkDrafter):
         cache cannot be rolled back.
         """
         self.name = model.name_or_path or type(model).__name__  # of its folder, or made in memory
-        model.eval().requires_grad_(False)
         kinds = {False: "decoder-only", True: "encoder-decoder"}
         own, theirs = bool(model.config.is_encoder_decoder), _is_encoder_decoder(target)
         if own != theirs:

@@ -13,7 +13,7 @@ from specdec.clock import Clock
 from specdec.disturbance import disturbed
 from specdec.records import Generation, Round, Source
 from specdec.replay.walk import RoundColumns
-from specdec.timing.simulated import Price, Sizes
+from specdec.targets.replay import Price, Sizes
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -171,11 +171,8 @@ def pin_attention(device: torch.device) -> None:
 def stock_attention(model: Any) -> Iterator[None]:
     """Give a model that was switched by `use_own_attention` its own attention back, within the context."""
     own = model.config._attn_implementation
-    switched = own in (NAME, GROUPED, PRODUCTS)
-    if switched:
-        model.set_attn_implementation(_STOCK)
-    try:
+    with ExitStack() as back:
+        if own in (NAME, GROUPED, PRODUCTS):
+            back.callback(model.set_attn_implementation, own)
+            model.set_attn_implementation(_STOCK)
         yield
-    finally:
-        if switched:
-            model.set_attn_implementation(own)

@@ -134,7 +134,7 @@ class CachedModel(ABC):
     stepping = False
 
     def __init__(self, model: Any, name: str, config: Any) -> None:
-        self.model, self.name = model, name
+        self.model, self.name = model.eval().requires_grad_(False), name
         # Calls take their tokens there, and give their logits; weights on disk are "meta".
         devices = (weight.device for weight in model.parameters())
         self.device = next((device for device in devices if device.type != "meta"), torch.device("cpu"))
@@ -300,11 +300,7 @@ class Decoder(CachedModel):
         self.cache.begin(*sequences.shape)
         if self.probed.own_masks:
             return run_model(self.model, self.cache, self.kept, sequences, None, {}, **options)
-        # A view for each sequence: some models do not take one for all.
-        views = self.masks.view(tree, prefix, self.cache.capacity).items()
-        masks: dict[str, Tensor | None] = {
-            kind: view if batch == 1 else view.expand(batch, -1, -1, -1) for kind, view in views
-        }
+        masks: dict[str, Tensor | None] = {**self.masks.view(tree, prefix, self.cache.capacity, batch)}
         if self.recurrent and self._positioned:  # a model without attention takes neither positions nor masks by kind
             masks |= dict.fromkeys(RECURRENT)
         positions = tree.offsets.to(self.device, non_blocking=True) + prefix

@@ -56,12 +56,11 @@ def load_model(
         kind: the only kind that is accepted; None accepts both.
         spread: how transformers lays the weights out over several devices (`models.spread`), or quantises them
             (`models.quantization`); None puts all on `device` as they are.
-        revision: branch, tag or commit on the hub; None for the newest of the main branch.
+        revision: branch, tag or commit on the hub (see `check_revision`); None for the newest of the main branch.
     Raises:
         ModelLoadError: missing or truncated files, missing layers, mismatched shapes, NaN weights, remote code, a model
-            of the wrong kind; UsageError for a revision of a folder.
+            of the wrong kind.
     """
-    model_files.check_revision(name, revision)
     folder, held = Path(name), ExitStack()
     model_files.check_place(name, f"Model {name}")
     offline = "" if folder.exists() else hub.settle()  # before transformers asks it

@@ -49,8 +49,10 @@ class MaskBuffers:
         self.aligned = device.type == "cuda"
         self._buffers: dict[tuple[bool, int, int], list[_Buffer]] = {}
 
-    def view(self, tree: Tree, prefix: int, capacity: int) -> Masks:
-        """Return masks of root and nodes of `tree` behind `prefix` of `capacity` slots; valid until the next call."""
+    def view(self, tree: Tree, prefix: int, capacity: int, batch: int = 1) -> Masks:
+        """Return masks of root and nodes of `tree` behind `prefix` of `capacity` slots, a view for each of `batch`
+        sequences, because some models do not take one for all; valid until the next call.
+        """
         tokens = len(tree) + 1
         if tree.is_chain and tokens > _LONG_CHAIN:
             buffers = self._made(tokens, capacity)
@@ -64,7 +66,8 @@ class MaskBuffers:
                     self._buffers.clear()
                 self._buffers[key] = self._made(key[1], columns)
             buffers = self._buffers[key]
-        return {kind: buffer.view(tree, prefix) for kind, buffer in zip(self._windows, buffers, strict=True)}
+        views = {kind: buffer.view(tree, prefix) for kind, buffer in zip(self._windows, buffers, strict=True)}
+        return views if batch == 1 else {kind: view.expand(batch, -1, -1, -1) for kind, view in views.items()}
 
     def _made(self, tokens: int, columns: int) -> list["_Buffer"]:
         windows = self._windows.values()

@@ -45,8 +45,8 @@ def check_place(name: str, what: str, remedy: str = "give a folder, a hub id or 
     raise ModelLoadError(f"{what} is no folder here, and cannot be loaded {hub.not_cached(name, offline)}{meant}")
 
 
-def check_revision(name: str, revision: str | None, key: str = "revision") -> None:
-    """Raise UsageError where a revision is asked of a folder, which has one version only."""
+def check_revision(name: str, revision: str | None, key: str) -> None:
+    """Raise UsageError where a revision is asked of a folder, which has one version only, by a key of the config."""
     if revision is not None and Path(name).exists():
         raise UsageError(
             f"Bad value {key}={revision}: it names a version on the hub, and {name} is a "

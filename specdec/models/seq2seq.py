@@ -91,9 +91,7 @@ class Seq2SeqDecoder(CachedModel):
     def _logits(self, tokens: Tensor, chain: Tree) -> Tensor:
         """Return the logits [B, L, V] of tokens [B, L]."""
         self._caches.cross_attention_cache.read_by(len(tokens))
-        masks = self._masks.view(chain, self.length, self.cache.capacity)
-        # A view for each sequence: some models do not take one for all.
-        masks = {kind: view.expand(len(tokens), -1, -1, -1) for kind, view in masks.items()}
+        masks = self._masks.view(chain, self.length, self.cache.capacity, len(tokens))
         encoded = BaseModelOutput(self._encoded.expand(len(tokens), -1, -1))
         options: dict[str, Any] = {"decoder_attention_mask": for_model(masks), CACHE: self._caches}
         return self.model(encoder_outputs=encoded, decoder_input_ids=tokens, use_cache=True, **options).logits

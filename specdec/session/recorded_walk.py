@@ -13,7 +13,7 @@ from specdec.replay.walk import RoundColumns, plain_columns, walk
 from specdec.session.arm import Arm
 from specdec.targets.base import Target
 from specdec.targets.replay import Replay
-from specdec.timing.simulated import Price, Priced
+from specdec.timing.simulated import Priced
 
 
 def walks(target: Target, drafter: Drafter) -> bool:
@@ -52,7 +52,7 @@ def decode_by_walking(
         began = clock.mark()
         clock.advance(target.prefill_s(request.prompt))
         prefilled = clock.mark()
-        price = arm.drafter.price if isinstance(arm.drafter, Priced) else Price(target.cost, target.evaluation, None)
+        price = arm.drafter.price if isinstance(arm.drafter, Priced) else target.price
         own, chain = columns.get(id(arm)) or plain_columns(len(text)), arm.structure.branches == 1
         rounds = WalkedRounds(own, len(prompt), finish, price, chain, prefilled)
         clock.reach(float(rounds.marks[-1]))

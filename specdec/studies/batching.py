@@ -20,7 +20,7 @@ from specdec.analysis.cost.cost_report import CostReport
 from specdec.batching.batch_parts import BatchAsTarget, BatchTarget, as_one, batch_drafter, batch_target
 from specdec.batching.decode_batch import BatchDecoded, BatchStep, decode_batch
 from specdec.config import AtLeastOne, DraftSize, Named, typed
-from specdec.cost_model import SimulatedCost, cost_of_fit
+from specdec.cost_model import SimulatedCost, fitted_calls, measured_cost
 from specdec.drafters.base import BatchDrafter, Drafter, drafters
 from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
@@ -129,7 +129,7 @@ class Batching(Study, Named):
             machine = measure_machine(target.device, getattr(torch, target.describe()["dtype"]))
             report = CostReport(grid, target.products(), machine)
             fit, source = report.as_dict(), "fitted by study batching to calls of the batched engine on one sequence"
-            cost = cost_of_fit(fit, "batching", source)
+            cost = measured_cost(fitted_calls(fit), {}, name="batching", source=source)
             write_atomically(bench.folder / "batching.json", json.dumps({"cost": asdict(cost), **fit}, indent=1))
         prompt = sorted(rig.prompts, key=lambda prompt: len(prompt.tokens))[len(rig.prompts) // 2].tokens
         calls, drafts = list[dict[str, Any]](), list[dict[str, Any]]()

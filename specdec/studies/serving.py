@@ -7,7 +7,7 @@ published.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from math import nan
@@ -23,8 +23,8 @@ from specdec.analysis.cost.call_cost import fit_server_calls
 from specdec.analysis.rounds import drafted
 from specdec.batching.batch_parts import batch_drafter, batch_target
 from specdec.batching.decode_batch import decode_batch
-from specdec.config import AtLeastOne, DraftSize, Named, NonEmpty, Probability, typed, validated
-from specdec.cost_model import SimulatedCost, line_through, load_cost
+from specdec.config import AtLeastOne, DraftSize, Named, NonEmpty, Probability, typed
+from specdec.cost_model import load_cost, measured_cost
 from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.recorded import RecordedLengths
 from specdec.errors import UsageError
@@ -187,7 +187,7 @@ def cost_of_server(bench: Bench, config: ServingConfig) -> ServerCost:
         return ServerCost(server.StepSeconds(cost, measured or not looks_up, float(measured), float(measured)))
     if isinstance(target, Replay):
         own = drafter.cost if isinstance(drafter, RecordedLengths) else None
-        cost = target.cost if own is None else validated(SimulatedCost, {**asdict(target.cost), "draft": vars(own)})
+        cost = target.cost if own is None else replace(target.cost, draft=own)
         return ServerCost(server.StepSeconds(cost, own is not None or not looks_up, 0.0, 0.0))
     if "rows" not in target.capabilities.evaluations or "rows" not in target.capabilities.structures:
         raise UsageError(
@@ -203,17 +203,10 @@ def cost_of_server(bench: Bench, config: ServingConfig) -> ServerCost:
     timer = bench.timer("drafts", config.calls, config.seconds)
     drafts = time_drafts(target, drafter, [Chain(gamma) for gamma in gammas], prompt, timer)
     by_depth = drafts.groupby("depth")["seconds"].median().to_dict() if len(drafts) else {}
-    fixed, step = line_through(by_depth) if by_depth else (0.0, 0.0)
     output = bench.parts.primary.decode(Request(prompt, min(32, bench.parts.limit)), bench.clock)
     _, _, rest = host_seconds(output, bench.clock)
-    values = {
-        **dict.fromkeys(("token_s", "weights_s", "lookup_s", "lookup_share"), 0.0),
-        **coefficients,
-        **{"name": "measured", "tile": 1, "overlap": False, "overhead_s": fmean(rest)},
-        "source": f"calls on batches, drafts and commits timed in this run, {len(times):,} calls",
-        "draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0},
-    }
-    cost = validated(SimulatedCost, values, where="cost")
+    source = f"calls on batches, drafts and commits timed in this run, {len(times):,} calls"
+    cost = measured_cost(coefficients, by_depth, name="measured", source=source, overhead_s=fmean(rest))
     growth = _live_growth(bench, prompt, gammas[-1], slots)
     return ServerCost(server.StepSeconds(cost, True, *growth), times, (error.median, error.worst))
 
@@ -264,13 +257,11 @@ def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) 
     lines = pd.concat([plain, mine[["batch", "gamma", "repeat", *columns]]], ignore_index=True)
     # To the cost of calls: drafts and the rest of a step, those of the smallest batch and what further sequences add.
     timed = drafts[drafts["drafter"] == drafter].groupby(["gamma", "batch"])["seconds"].median().unstack("batch")
-    fixed, step = line_through(timed[timed.columns.min()].to_dict())
     rest = mine.assign(rest=mine["seconds"] - mine["draft_s"] - mine["verify_s"]).groupby("batch")[["rest", "steps"]]
     overhead = rest.sum()["rest"] / rest.sum()["steps"]
     values = json.loads(model.read_text(encoding="utf-8"))["cost"]
-    values |= {"draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0}, "overhead_s": float(overhead.iloc[0])}
-    values |= {"source": f"calls on one sequence, drafts and steps of {folder}"}
-    cost = validated(SimulatedCost, values, where="cost")
+    values |= {"source": f"calls on one sequence, drafts and steps of {folder}", "overhead_s": float(overhead.iloc[0])}
+    cost = measured_cost(values, timed[timed.columns.min()].to_dict())
     return lines, ServerCost(server.StepSeconds(cost, True, _growth(timed.sum()), _growth(overhead)))
 
 

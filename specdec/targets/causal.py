@@ -67,7 +67,6 @@ class Causal(ModelTarget, HiddenStates):
     tensor_parallel = 1  # processes that hold a share of the weights each
     placed: Mapping[str, int] = {}  # modules on each device, where a device map put them there
     undecided = False  # whether `choose_compilation` decides between tracing and compiling
-    _why = ""  # calls are traced, until that was said
     _shape_hash = ""  # of random weights
 
     def __init__(
@@ -122,12 +121,11 @@ class Causal(ModelTarget, HiddenStates):
 
     def choose_compilation(self, calls: float, seconds: float | None = None) -> None:
         if self.undecided and self.packages is not None and not self.decoder.recurrent:
-            self.compilation, self._why = auto_mode(self.decoder, self.packages, calls, seconds)
+            self.compilation, why = auto_mode(self.decoder, self.packages, calls, seconds)
+            if why:
+                logger.info(why)
 
     def prepare(self, sizes: Collection[int], capacity: int, branches: int = 1) -> None:
-        if self._why:
-            logger.info(self._why)
-            self._why = ""
         if self.compilation is not None:
             compile_decoder(self.decoder, sizes, capacity, self.compilation, self._copies(branches), self.packages)
 

@@ -1,7 +1,8 @@
 """Recorded streams in place of a model: greedy decoding of outputs that another engine wrote, in simulated time."""
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -9,9 +10,9 @@ from torch import Tensor
 
 from specdec.clock import SimulatedClock
 from specdec.config import AtLeastOne, Named, NonEmpty, typed
-from specdec.cost_model import load_cost
+from specdec.cost_model import DraftCost, SimulatedCost, load_cost
 from specdec.errors import UsageError
-from specdec.records import Draft, TextStart
+from specdec.records import Draft, TextStart, Tree
 from specdec.sampling import SamplingConfig, one_hot
 from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target, TargetCapabilities, targets
@@ -21,13 +22,40 @@ _BEYOND_END = 64  # tokens that a draft may offer beyond a recorded end token
 _UNBOUNDED = 1 << 30  # tokens of context: there is no model to hold them
 
 
-def call_size(evaluation: str, nodes: Any, depth: Any, leaves: Any) -> tuple[Any, Any]:
-    """Return the tokens of a call on a draft and its root, and the copies of the cache that the call reads, by sizes of
-    the draft, or arrays [N] of many. With the evaluation "rows", each path of a draft that branches has a sequence and
-    a cache; with "packed" all share one.
+class Sizes(NamedTuple):
+    """Sizes of a draft, or [N] of many: nodes, depth, and leaves, which are 0 in an empty one."""
+
+    nodes: Any
+    depth: Any
+    leaves: Any
+
+    @classmethod
+    def of(cls, tree: Tree) -> "Sizes":
+        return cls(len(tree), tree.depth, len(tree.leaves))
+
+
+@dataclass(frozen=True)
+class Price:
+    """The seconds of drafts, and of the calls that verify them, by cost and evaluation of the target. With the
+    evaluation "rows", each path of a draft that branches has a sequence and a cache; with "packed" all share one.
     """
-    several = (evaluation == "rows") * (leaves > 1)
-    return nodes + 1 + several * (leaves * (depth + 1) - nodes - 1), 1 + several * (leaves - 1)
+
+    cost: SimulatedCost
+    evaluation: str
+    draft: DraftCost | None = None  # the seconds of a draft by a model; None for a drafter that looks tokens up
+
+    def draft_s(self, sizes: Sizes, context: Any) -> Any:
+        """Return the seconds of drafts behind `context` cached tokens; empty ones cost nothing."""
+        if self.draft is not None:
+            return self.draft.seconds(sizes.depth, context)
+        return self.cost.lookup_seconds(self.verify_s(sizes, context)) * (sizes.nodes > 0)
+
+    def verify_s(self, sizes: Sizes, context: Any) -> Any:
+        """Return the seconds of the calls on these drafts and their roots, behind `context` cached tokens."""
+        nodes, depth, leaves = sizes
+        several = (self.evaluation == "rows") * (leaves > 1)
+        rows = nodes + 1 + several * (leaves * (depth + 1) - nodes - 1)
+        return self.cost.seconds(rows, context, 1 + several * (leaves - 1))
 
 
 @typed
@@ -70,6 +98,7 @@ class Replay(Target):
         self.device = torch.device("cpu")
         self.sampling = sampling
         self.cost = load_cost(config.cost)
+        self.price = Price(self.cost, config.evaluation)  # of look-ups, and of calls on any drafts
         self._clock = SimulatedClock()
         self._text: tuple[int, ...] = ()
         self._context, self._position = 0, 0
@@ -131,9 +160,7 @@ class Replay(Target):
         recorded = torch.tensor(self._text[self._position : self._position + draft.tree.depth + 1])
         # Beyond the record nothing is committed; its last token keeps the shapes right.
         places = draft.tree.offsets.clamp_max(len(recorded) - 1)
-        tree = draft.tree
-        rows, copies = call_size(self.evaluation, len(tree), tree.depth, len(tree.leaves))
-        self._clock.advance(float(self.cost.seconds(rows, self._context, copies)))
+        self._clock.advance(float(self.price.verify_s(Sizes.of(draft.tree), self._context)))
         return one_hot(recorded[places], self.vocab_size)
 
     def commit(self, path: Sequence[int], next_token: int) -> None:

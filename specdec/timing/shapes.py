@@ -3,7 +3,7 @@ in rows, or in turn both ways; and drafts by their structure, in turn with the t
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -72,34 +72,32 @@ def time_shapes(
             target.context_length,
             longest,
         )
-    series: dict[Evaluation, _Calls] = {}
+    calls = _Calls(target, tokens, {way: asked_shapes(fitting, way) for way in ways}, depths, timer)
     try:
+        copies = 1
         for way in ways:
             target.evaluation = way
-            # One cache serves all ways, so it has room for the largest call of all.
-            series[way] = _Calls(target, tokens, asked_shapes(fitting, way), depths, timer, _room(fitting, ways))
+            copies = max(copies, calls.copies())
         # At once, because compiling for one way would give up what was compiled for another.
         target.evaluation = "rows" if "rows" in ways else own
-        sizes = {size for calls in series.values() for size in calls.sizes}
-        copies = max(calls.copies for calls in series.values())
-        target.prepare(sizes, max(depths) + 1 + _room(fitting, ways), copies)
-        count = sum(len(calls.shapes) for calls in series.values())
+        target.prepare(calls.sizes, max(depths) + 1 + calls.room, copies)
+        count = sum(map(len, calls.shapes.values()))
         with stage("timing calls", total=timer.calls * len(depths) * count, told=False) as under_way:
             for _ in timer.passes():
                 for context in depths:
-                    for way, calls in series.items():
+                    for way in ways:
                         target.evaluation = way
                         calls.visit(context)
-                        under_way.advance(len(calls.shapes))
+                        under_way.advance(len(calls.shapes[way]))
                         timer.heartbeat()
     finally:
         target.evaluation = own
     lines = [
         line
-        for way, calls in series.items()
+        for way in ways
         for context in sorted({*contexts, *depths})
         for shape in asked_shapes(shapes, way)
-        for line in calls.lines(shape, context)
+        for line in calls.lines(way, shape, context)
     ]
     return pd.DataFrame(lines)
 
@@ -109,47 +107,40 @@ def asked_shapes(shapes: Sequence[Shape], evaluation: str) -> list[Shape]:
     return sorted({(1 if w == 0 and evaluation == "packed" else k, w) for k, w in shapes})
 
 
-def _room(shapes: Sequence[Shape], evaluations: Sequence[Evaluation]) -> int:
-    """Return the slots of a cache that the largest call takes. Rows of a batch each have a cache of their own, which
-    holds one row of the draft and not all of it.
-    """
-    return 1 + max((k * w if way == "packed" else w for k, w in shapes for way in evaluations), default=0)
-
-
 class _Calls:
-    """The calls of one way of evaluation, and which of them behind which context there is no memory for."""
+    """The calls on some `shapes`, by their way of evaluation, that of the target at the time, and which of them behind
+    which context there is no memory for.
+    """
 
     def __init__(
-        self,
-        target: Target,
-        tokens: Sequence[int],
-        shapes: Sequence[Shape],
-        contexts: Sequence[int],
-        timer: Timer,
-        room: int,
-    ) -> None:
-        self._target, self._timer, self._room, self._contexts = target, timer, room, contexts
-        self._way: Evaluation = target.evaluation
-        self.shapes = shapes  # that are timed
-        trees = {shape: Rows(*shape).tree if shape[1] else chain_tree(0) for shape in shapes}
+        self, target: Target, tokens: Sequence[int], shapes: Mapping[Evaluation, Sequence[Shape]],
+        contexts: Sequence[int], timer: Timer,
+    ) -> None:  # fmt: skip
+        self._target, self._timer, self._contexts, self.shapes = target, timer, contexts, shapes
+        asked = [(way, *shape) for way, several in shapes.items() for shape in several]
+        # One cache serves all ways, so it has slots for the largest call of all. Rows of a batch each have a cache of
+        # their own, which holds one row of the draft and not all of it.
+        self.room = 1 + max((k * w if way == "packed" else w for way, k, w in asked), default=0)
+        trees = {(k, w): Rows(k, w).tree if w else chain_tree(0) for _, k, w in asked}
         largest = max((len(tree) for tree in trees.values()), default=0)
         drawn = torch.randint(target.vocab_size, (largest,), generator=timer.generator).to(target.device)
         self._drafts = {shape: Draft(drawn[: len(tree)], tree) for shape, tree in trees.items()}
         self._text = [tokens[index % len(tokens)] for index in range(max(contexts) + 1)]
-        self.lacking: set[tuple[Shape, int]] = set()  # shapes and contexts that there was no memory for
-        # The most copies of the cache that there is memory for behind the longest context.
-        self.copies = max((k for k, _ in self._possible(max(contexts), fill=False)), default=1)
+        self._lacking: set[tuple[Evaluation, Shape, int]] = set()  # shapes and contexts that there was no memory for
         # Numbers of tokens of calls on one sequence.
-        self.sizes = {len(tree) + 1 for tree in trees.values() if tree.is_chain or self._way == "packed"}
+        self.sizes = {len(trees[k, w]) + 1 for way, k, w in asked if trees[k, w].is_chain or way == "packed"}
 
-    def lines(self, shape: Shape, context: int) -> Iterator[dict[str, Any]]:
+    def copies(self) -> int:
+        """Return the most copies of the cache that there is memory for behind the longest context."""
+        return max((k for k, _ in self._possible(max(self._contexts), fill=False)), default=1)
+
+    def lines(self, way: Evaluation, shape: Shape, context: int) -> Iterator[dict[str, Any]]:
         """Yield a line of the table for each call that was asked for."""
         k, w = shape
-        possible = context in self._contexts and shape in self.shapes
-        missing = "context" if not possible else "memory" if (shape, context) in self.lacking else "time"
-        evaluated = tokens_evaluated(k, w, self._way)
-        cell = {"k": k, "w": w, "context": context, "evaluation": self._way, "rows_evaluated": evaluated}
-        times = self._timer.seconds((self._way, shape, context))
+        possible = context in self._contexts and shape in self.shapes[way]
+        missing = "context" if not possible else "memory" if (way, shape, context) in self._lacking else "time"
+        cell = {"k": k, "w": w, "context": context, "evaluation": way, "rows_evaluated": tokens_evaluated(k, w, way)}
+        times = self._timer.seconds((way, shape, context))
         for call in range(self._timer.calls):
             made = call < len(times)
             seconds = times[call] if made else float("nan")
@@ -157,23 +148,24 @@ class _Calls:
 
     def visit(self, context: int) -> None:
         """Make one timed call on every shape behind `context` tokens."""
+        way = self._target.evaluation
         if not (possible := self._possible(context)):
             return
         self._call(possible[0])  # the processor's caches are as the prefill left them
         for shape in self._timer.shuffled(possible):
             try:
                 self._call(shape)
-                self._timer.time((self._way, shape, context), partial(self._verify, shape))
+                self._timer.time((way, shape, context), partial(self._verify, shape))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self.lacking.add((shape, context))
+                self._lacking.add((way, shape, context))
             self._target.discard()
 
     def _possible(self, context: int, fill: bool = True) -> list[Shape]:
         """Fill the cache with as many copies as fit, or only look for that; return the shapes that these serve."""
-        capacity = context + 1 + self._room
-        while possible := [shape for shape in self._drafts if (shape, context) not in self.lacking]:
+        way, capacity = self._target.evaluation, context + 1 + self.room
+        while possible := [shape for shape in self.shapes[way] if (way, shape, context) not in self._lacking]:
             copies = max(k for k, _ in possible)
             try:
                 self._target.check_memory(context + 1, capacity, copies)
@@ -183,7 +175,7 @@ class _Calls:
             except (UsageError, RuntimeError, MemoryError) as error:
                 if copies == 1 or not (isinstance(error, UsageError) or is_out_of_memory(error)):
                     raise
-                self.lacking |= {(shape, context) for shape in self._drafts if shape[0] == copies}
+                self._lacking |= {(way, shape, context) for shape in possible if shape[0] == copies}
         return possible
 
     def _call(self, shape: Shape) -> None:

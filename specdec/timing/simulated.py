@@ -1,13 +1,13 @@
 """Simulated time: a clock that a cost model moves, and drafters whose drafts take what it says."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from specdec.clock import SimulatedClock
-from specdec.cost_model import DraftCost, SimulatedCost
+from specdec.cost_model import DraftCost
 from specdec.drafters.base import Drafter
 from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.base.nested import Wrapper
@@ -15,7 +15,7 @@ from specdec.drafters.recorded import RecordedLengths
 from specdec.records import Draft, TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
-from specdec.targets.replay import Replay, call_size
+from specdec.targets.replay import Price, Replay, Sizes
 
 
 def priced(drafter: Drafter, target: Target) -> Drafter:
@@ -27,35 +27,7 @@ def priced(drafter: Drafter, target: Target) -> Drafter:
         model = drafter.cost or (None if drafter.looks_up else model)
     elif isinstance(drafter, Lookup):
         model = None
-    return Priced(drafter, target.clock(), Price(target.cost, target.evaluation, model))
-
-
-class Sizes(NamedTuple):
-    """Sizes of a draft, or [N] of many: nodes, depth, and leaves, which are 0 in an empty one."""
-
-    nodes: Any
-    depth: Any
-    leaves: Any
-
-
-@dataclass(frozen=True)
-class Price:
-    """The seconds of drafts, and of the calls that verify them, by cost and evaluation of the target."""
-
-    cost: SimulatedCost
-    evaluation: str
-    draft: DraftCost | None  # the seconds of a draft by a model; None for a drafter that looks tokens up
-
-    def draft_s(self, sizes: Sizes, context: Any) -> Any:
-        """Return the seconds of drafts behind `context` cached tokens; empty ones cost nothing."""
-        if self.draft is not None:
-            return self.draft.seconds(sizes.depth, context)
-        return self.cost.lookup_seconds(self.verify_s(sizes, context)) * (sizes.nodes > 0)
-
-    def verify_s(self, sizes: Sizes, context: Any) -> Any:
-        """Return the seconds of the calls on these drafts and their roots, behind `context` cached tokens."""
-        rows, copies = call_size(self.evaluation, *sizes)
-        return self.cost.seconds(rows, context, copies)
+    return Priced(drafter, target.clock(), replace(target.price, draft=model))
 
 
 class Priced(Wrapper):
@@ -83,9 +55,7 @@ class Priced(Wrapper):
 
     def draft(self, structure: Structure) -> Draft:
         draft = super().draft(structure)
-        tree = draft.tree
-        sizes = Sizes(len(tree), tree.depth, len(tree.leaves))
-        self._clock.advance(float(self.price.draft_s(sizes, self._context)))
+        self._clock.advance(float(self.price.draft_s(Sizes.of(draft.tree), self._context)))
         return draft
 
     def describe(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from math import inf, isnan, nan
 from statistics import median
 from typing import TypeVar
@@ -20,6 +21,7 @@ Case = TypeVar("Case", bound=Hashable)
 Result = TypeVar("Result")
 
 
+@dataclass
 class Timer:
     """A series of passes over cases, each in an order of its own, and the times of what was done in them.
 
@@ -28,22 +30,16 @@ class Timer:
     one pass stand side by side.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        calls: int,
-        generator: torch.Generator,
-        limit: float = inf,
-        heartbeat: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.clock = clock
-        self.calls = calls  # passes that are asked for; every case is timed once in each
-        self.done = 0  # passes that were made
-        self.generator = generator  # of whatever tokens are drawn
-        self.limit = limit  # seconds after which no new pass begins; the first one is always made
-        self.heartbeat = heartbeat  # to be called now and then, so that a long series is seen to be alive
+    clock: Clock
+    calls: int  # passes that are asked for; every case is timed once in each
+    generator: torch.Generator  # of whatever tokens are drawn
+    limit: float = inf  # seconds after which no new pass begins; the first one is always made
+    heartbeat: Callable[[], None] = lambda: None  # to be called now and then, so that a long series is seen to be alive
+    done: int = field(default=0, init=False)  # passes that were made
+
+    def __post_init__(self) -> None:
         self._warm_up = 0
-        self._dice = random.Random(generator.initial_seed())
+        self._dice = random.Random(self.generator.initial_seed())
         # Readings before and after each action of a case, and the seconds of it that were lost.
         self._times: defaultdict[Hashable, list[tuple[object, object, float]]] = defaultdict(list)
 

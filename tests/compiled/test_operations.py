@@ -101,10 +101,7 @@ def test_the_kernel_is_attention(threads):
             whole = []
             for query, key, values, mask in tensors:
                 shape = (1, key.shape[1], CAPACITY)
-                whole += [
-                    query,
-                    *(each.as_strided((*shape, each.shape[3]), each.stride()) for each in (key, values)),
-                ]
+                whole += [query, *(each.as_strided((*shape, each.shape[3]), each.stride()) for each in (key, values))]
                 whole.append(mask)
             for found, (heads, _, _, value, dtype), each in zip(runner.run(whole), layers, tensors, strict=True):
                 assert found.dtype == dtype and found.shape == (1, tokens, heads, value)

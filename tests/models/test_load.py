@@ -13,13 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models.arithmetic import format_name
-from specdec.models.load import (
-    content_hash,
-    describe_model,
-    load_tokenizer,
-    resolve_device,
-    resolve_dtype,
-)
+from specdec.models.load import content_hash, describe_model, load_tokenizer, resolve_device, resolve_dtype
 from specdec.models.model_files import check_tokenizer
 
 

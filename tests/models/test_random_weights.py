@@ -40,7 +40,6 @@ def test_a_target_of_random_weights_decodes(group_values, sampling, kind):
     logits = target.score((1, 2, 3), (4,))
     assert logits.shape == (2, 61) and torch.isfinite(logits).all() and logits.std() > 0.01
     prompt = torch.randint(61, (20,), generator=generator_for(0, "p", "prompt")).tolist()
-    assert target.cache_bytes >= 0
     target.start(TextStart(prompt, 30))
     assert target.cache_bytes > 0
 

@@ -8,7 +8,7 @@ from fixtures.plain_laws import EXACT, PROMPT, VOCABULARY, assert_like_plain, ch
 from torch import nn
 from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
 
-from specdec.errors import ModelLoadError
+from specdec.errors import ModelLoadError, UsageError
 from specdec.records import EMPTY, Draft, TextStart, Tree, chain_tree
 from specdec.targets.base import targets
 from specdec.targets.encoder_decoder import EncoderDecoder
@@ -150,7 +150,9 @@ def test_it_is_built_from_its_configuration(folder, group_values, sampling, tiny
     assert torch.equal(target.score(PROMPT, [1, 2]), expected)
     described = target.describe()
     assert described["class"] == "T5ForConditionalGeneration" and len(described["sha256"]) == 64
-    assert (described["dtype"], described["attention"]) == ("float64", "sdpa")
+    assert (described["dtype"], described["attention"], target.evaluation) == ("float64", "sdpa", "rows")
+    with pytest.raises(UsageError, match=r"target\.evaluation='packed'.*'rows'"):
+        targets.build({**values, "evaluation": "packed"}, sampling=sampling())
 
 
 def test_each_kind_of_model_has_its_target(folder, tiny_model, tmp_path, group_values, sampling):

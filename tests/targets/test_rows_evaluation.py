@@ -116,19 +116,12 @@ def test_16_bit_rows_are_finite_and_near(tiny_model, sampling):
 
 
 @pytest.mark.slow
-def test_the_evaluation_comes_from_the_configuration(
-    tiny_model, tiny_encoder_decoder, tmp_path, group_values, sampling
-):
-    tiny_model("llama").save_pretrained(tmp_path / "causal")
+def test_the_evaluation_comes_from_the_configuration(tiny_model, tmp_path, group_values, sampling):
+    tiny_model("llama").save_pretrained(tmp_path)
     for evaluation in ("packed", "rows"):
-        values = group_values("target", "causal", model=str(tmp_path / "causal"), device="cpu", evaluation=evaluation)
+        values = group_values("target", "causal", model=str(tmp_path), device="cpu", evaluation=evaluation)
         target = targets.build(values, sampling=sampling())
         assert target.evaluation == target.describe()["evaluation"] == evaluation
-    tiny_encoder_decoder("t5").save_pretrained(tmp_path / "t5")
-    values = group_values("target", "encoder_decoder", model=str(tmp_path / "t5"), device="cpu")
-    assert targets.build(values, sampling=sampling()).evaluation == "rows"
-    with pytest.raises(UsageError, match=r"target\.evaluation='packed'.*'rows'"):
-        targets.build({**values, "evaluation": "packed"}, sampling=sampling())
 
 
 def test_copies_that_do_not_fit_are_refused_with_the_bytes(target_of, monkeypatch):

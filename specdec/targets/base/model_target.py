@@ -39,7 +39,6 @@ class ModelTarget(Target):
         """Raises ModelLoadError: a model that decoding cannot be trusted with, see `open_decoder`, or that takes drafts
         that branch in no way; UsageError: `evaluation` is "rows", and the model takes trees in one sequence only.
         """
-        decoder.model.eval().requires_grad_(False)
         # The evaluation that the model can be trusted with: the one asked for, or else rows.
         probed, kind = open_decoder(decoder), decoder.model.config.model_type
         if not probed.packed and not probed.rows:
