@@ -19,8 +19,8 @@ def task(values: Mapping[str, Any]) -> None:
         from specdec.advice.advisor import advise
         from specdec.plan.plan import plan
 
-        planned = plan(config)
-    advise(planned, cli.output_dir())
+        planned = plan(config, "advise")
+    advise(planned, config.advice.text, cli.output_dir())
 
 
 def main() -> None:

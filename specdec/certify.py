@@ -29,11 +29,11 @@ def task(values: Mapping[str, Any]) -> None:
         from specdec.certification.server_audit import certify_server
         from specdec.plan.plan import plan
 
-        planned = plan(config)
+        planned = plan(config, "certify")
     if isinstance(config, CertifyServerConfig):
-        certify_server(planned, config.server, cli.output_dir())
+        certify_server(planned, config.server, config.certificate, cli.output_dir())
     else:
-        certify(planned, cli.output_dir())
+        certify(planned, config.certificate, cli.output_dir())
 
 
 def server_overrides(arguments: list[str]) -> list[str]:

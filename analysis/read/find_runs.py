@@ -15,7 +15,7 @@ import pandas as pd
 from pydantic import TypeAdapter
 
 from specdec.errors import SpecdecError, UsageError, near_misses
-from specdec.tracking.store import check_driver, check_schema, locate, quieten, reason, schema_of
+from specdec.tracking.store import check_driver, check_file, locate, quieten, reason
 
 from ..sections import About, Findings, FinishedStudy, registered
 from .runs import COMMAND, Run, current_name, missing_file, open_folder
@@ -175,13 +175,11 @@ class _Store:
     def __init__(self, tracking_uri: str) -> None:
         store = locate(tracking_uri, Path.cwd())
         self.uri = store.shown  # its address, to show
-        revision = None if store.database is None else schema_of(store.database)
-        if store.database is not None and revision is None:
-            raise UsageError(f"There is no MLflow database {store.database}: `{COMMAND}` makes one.")
         check_driver(store)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, in a notebook
-            check_schema(store, revision)
+            if not check_file(store):
+                raise UsageError(f"There is no MLflow database {store.database}: `{COMMAND}` makes one.")
             quieten()
             from mlflow.tracking import MlflowClient
 

@@ -49,7 +49,6 @@ from specdec.session.kept_answers import kept_at, key_of, keyed_by
 from specdec.session.parts import Parts, loading, open_parts, prepare
 from specdec.structures import Structure
 from specdec.terminal import print_lines, print_links
-from specdec.text.repetition import loop_share
 from specdec.text.streams import Stream, read_streams
 from specdec.timing.calls import Calibration, calibrate
 from specdec.timing.threads import settle_threads
@@ -61,14 +60,13 @@ FEW = 200  # rounds: fewer do not tell kinds of stretches apart
 logger = logging.getLogger(__name__)
 
 
-def advise(plan: Plan, folder: Path) -> Advice:
-    """Predict every gamma of `measurement.gammas`, print and keep the advice. Raises SpecdecError: see
-    `specdec.errors`; UsageError also for drafters and verifiers that cannot be replayed.
+def advise(plan: Plan, text: str | None, folder: Path) -> Advice:
+    """Predict every gamma of `measurement.gammas`, print and keep the advice; `text` is a file of recorded texts to
+    start from, None to decode them. Raises SpecdecError: see `specdec.errors`; UsageError also for drafters and
+    verifiers that cannot be replayed.
     """
-    assert plan.advice is not None
     with loading(plan):
         parts = open_parts(plan)
-    text = plan.advice.text
     arm, target, decoded = parts.primary, parts.target, _is_speculated(parts)
     if not decoded or arm.structure.branches > 1 or text is not None:
         facts = {"can": arm.drafter.capabilities, "rule": arm.verifier.capabilities, "branches": arm.structure.branches}
@@ -168,16 +166,10 @@ class _Advisor:
                 done = self._decode(turn, repeat, self._parts.limit)
                 self._clock.synchronize()
                 key = GenerationKey("advise", BASELINE, 0, repeat, turn.id, turn.category)
-                tokenizer = self._target.tokenizer
-                words = "" if tokenizer is None else tokenizer.decode(done.tokens)
-                line = generation_line(key, done, self._clock, words, self._loops(done.tokens))
+                line = generation_line(key, done, self._clock, *self._parts.read(done.tokens))
                 self._results.append([round_table(key, done, self._clock)], [line])
                 yield Stream(turn.id, turn.category, turn.tokens, done.tokens, repeat=repeat)
                 answers[turn.id] = done.tokens
-
-    def _loops(self, tokens: Sequence[int]) -> bool:
-        """Return True if a text falls into a loop."""
-        return loop_share(tokens, self._measurement.repetition_period) >= self._measurement.repetition_share
 
     def _decode(self, prompt: Prompt, repeat: int, limit: int) -> Generation:
         arm = self._parts.baseline  # with a run's own generators, so that sampled texts are its texts
@@ -269,7 +261,7 @@ class _Advisor:
         best, blame, verdict = judge(predictions, self._parts.chosen.label)
         loops: dict[str, bool] = {}  # by prompt, whether a text of it falls into a loop
         for text, _ in self._walks:
-            loops[text.id] = loops.get(text.id, False) or self._loops(text.generated)
+            loops[text.id] = loops.get(text.id, False) or self._parts.read(text.generated)[1]
         if any(loops.values()):
             verdict = f"{in_loops(fmean(loops.values()))}; {verdict[:1].lower()}{verdict[1:]}"
         notes = [*arithmetic_notes(self._parts)]

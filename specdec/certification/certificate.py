@@ -93,14 +93,12 @@ class Certificate:
     declarations: Sequence[Declaration] = ()
     limits: Sequence[str] = ()
 
-    def publish(self, parts: Parts, folder: Path, **beside: Any) -> None:
+    def publish(self, parts: Parts, false_alarm: float, folder: Path, **beside: Any) -> None:
         """Write `certificate.json` with the configuration and environment, of which `beside` is a part, and print its
         table and notes. Raises NotLossless, DeclaredLossy: the outcome. A lossless combination fails by luck of the
         draws with the chance `false_alarm` at most.
         """
-        plan = parts.plan
-        assert plan.certificate is not None
-        false_alarm, prompts = plan.certificate.false_alarm, parts.prompts
+        plan, prompts = parts.plan, parts.prompts
         environment = {
             **capture(parts.target.device, {"seed": plan.seed}),
             "model": parts.target.describe(),

@@ -45,7 +45,7 @@ PURPOSES = "certify/greedy/draft", "certify/greedy/accept"
 _LOSSY_ROUNDS = 400  # that measure the total variation of a combination which is declared lossy
 
 
-def certify(plan: Plan, folder: Path) -> Certificate:
+def certify(plan: Plan, asked: CertificateConfig, folder: Path) -> Certificate:
     """Check a combination on all levels, print the table, and write `certificate.json` to the folder.
 
     The exact level is of the rule, and of the drafter where it can draft for a table and for tiny models. The
@@ -57,8 +57,6 @@ def certify(plan: Plan, folder: Path) -> Certificate:
     """
     with loading(plan):
         parts = open_parts(plan)
-    asked = plan.certificate
-    assert asked is not None
     write_config(folder, plan.config)
     prepare(parts)
     for note in arithmetic_notes(parts):
@@ -78,7 +76,7 @@ def certify(plan: Plan, folder: Path) -> Certificate:
         declarations=_declarations(plan, found.outcome),
         limits=LIMITS,
     )
-    certificate.publish(parts, folder, drafter=parts.chosen.drafter.describe())
+    certificate.publish(parts, asked.false_alarm, folder, drafter=parts.chosen.drafter.describe())
     record_passed(plan, folder / "certificate.json")
     return certificate
 

@@ -20,7 +20,7 @@ import torch
 from specdec.certification.certificate import Certificate, Check, not_applicable
 from specdec.certification.server_client import Client, Completion, ServerFault, http
 from specdec.certification.statistical import Texts
-from specdec.config import ServerConfig
+from specdec.config import CertificateConfig, ServerConfig
 from specdec.errors import SpecdecError, UsageError
 from specdec.folder.identity import write_config
 from specdec.plan.plan import Plan
@@ -381,12 +381,11 @@ class Audit:
         ]
 
 
-def certify_server(plan: Plan, asked: ServerConfig, folder: Path) -> Certificate:
+def certify_server(plan: Plan, asked: ServerConfig, certificate: CertificateConfig, folder: Path) -> Certificate:
     """Audit a server, print the table, and write `certificate.json`, also before it raises NotLossless (outputs are
     refuted) or ServerFault (it fails midway). UsageError: it cannot be asked at all, or not about these weights.
     """
-    sampling, certificate = plan.sampling, plan.certificate
-    assert certificate is not None
+    sampling = plan.sampling
     cuts = [name for name in ("top_k", "top_p", "min_p", "typical_p") if getattr(sampling, name) is not None]
     if sampling.greedy or cuts:
         named = f"sampling.{cuts[0]}" if cuts else "sampling.temperature=0"
@@ -431,7 +430,7 @@ def certify_server(plan: Plan, asked: ServerConfig, folder: Path) -> Certificate
         limits=notes,
     )
     asked_of = {"requests": client.requests, "seconds": client.seconds, "prompts": client.prompts}
-    made.publish(parts, folder, server=asked_of)
+    made.publish(parts, certificate.false_alarm, folder, server=asked_of)
     if broken is not None:
         raise broken
     return made

@@ -16,6 +16,12 @@ from pathlib import Path
 from string import Template
 from typing import Any, TypeVar
 
+import hydra
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
 from specdec import __version__, ranks
 from specdec.commands import sweep
 from specdec.commands.failures import ending, not_begun
@@ -49,8 +55,6 @@ _INTERNAL = "hydra"  # the group and the key of Hydra's own settings, which --hy
 
 def options(group: str) -> list[str]:
     """List the YAML files of a config group, search path included (call inside a Hydra task)."""
-    from hydra.core.global_hydra import GlobalHydra
-
     return list(GlobalHydra.instance().config_loader().get_group_options(group))
 
 
@@ -87,9 +91,6 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
     With `-m` the task runs once for each cell; the metrics that it returns (`speedup`, `tokens_per_round`) fill the
     sweep's table.
     """
-    import hydra
-    from omegaconf import DictConfig, OmegaConf
-
     begun = False
     for name in STORE_NAMES:
         if not os.environ.get(name, "").strip():  # an empty variable counts as none, as it does for MLflow
@@ -107,10 +108,9 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
         begun = True
 
         def cell() -> Mapping[str, float] | None:
-            values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-            assert isinstance(values, dict)
+            values: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
             refuse_targets(values)
-            return task({str(key): value for key, value in values.items()})
+            return task(values)
 
         if sweep.in_cell():
             sweep.run_cell(cell)
@@ -179,15 +179,11 @@ def _leave_nothing(folder: Path) -> None:
 
 def _names_folder() -> bool:
     """Return True if the command line named the folder of the run."""
-    from hydra.core.hydra_config import HydraConfig
-
     return any(str(each).lstrip("+").startswith("hydra.run.dir=") for each in HydraConfig.get().overrides.hydra)
 
 
 def output_dir() -> Path:
     """Return the absolute folder that this run, or this cell of a sweep, writes to (call inside a Hydra task)."""
-    from hydra.core.hydra_config import HydraConfig
-
     return Path(HydraConfig.get().runtime.output_dir)
 
 
@@ -198,7 +194,7 @@ def earlier_runs() -> EarlierRuns | None:
     sweep that is resumed.
     """
     if sweep.in_cell():
-        resumed = os.environ.get(sweep.RESUMED_SWEEP)
+        resumed = sweep.shared()["resumed"]
         return EarlierRuns(Path(resumed), sweep=True) if resumed else None
     return None if _names_folder() else EarlierRuns(output_dir().parent.parent)
 
@@ -207,11 +203,9 @@ def cell_label(without: Sequence[str] = ()) -> str:
     """Return a folder's name for this cell of a sweep, of the overrides that the sweep varies, `without` some keys; ""
     outside of sweeps (call inside a Hydra task).
     """
-    from hydra.core.hydra_config import HydraConfig
-
     if not sweep.in_cell():
         return ""
-    swept = set(os.environ.get(sweep.SWEPT_KEYS, "").split(",")) - set(without)
+    swept = set(sweep.shared()["swept"]) - set(without)
     given = [str(each).lstrip("+") for each in HydraConfig.get().overrides.task]
     label = ",".join(each for each in given if each.partition("=")[0] in swept)
     safe = re.sub(r"[^\w.=,-]+", "_", label)
@@ -226,16 +220,11 @@ def help_page(config_name: str, overrides: Sequence[str]) -> str:
     value and its comment, as the YAML files have them. Hydra's own page takes seconds to list the groups, and knows no
     comments. Raises Exception: a composition error, which Hydra and OmegaConf raise as some ten types.
     """
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
-    with initialize_config_dir(version_base="1.3", config_dir=config_dir()):
-        composed = compose(config_name, overrides=list(overrides), return_hydra_config=True)
-    choices = OmegaConf.to_container(composed.hydra.runtime.choices)
-    assert isinstance(choices, dict)
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=config_dir()):
+        composed = hydra.compose(config_name, overrides=list(overrides), return_hydra_config=True)
     folders = [Path(config_dir()), *conf_folders().values()]
     keys = [_file_text(folders, f"{config_name}.yaml", "")]  # then each chosen file, under the key of its values
-    for group, chosen in choices.items():
+    for group, chosen in composed.hydra.runtime.choices.items():
         if not chosen or str(group).partition("/")[0] == _INTERNAL:
             continue
         folder, _, package = str(group).partition("@")
@@ -255,8 +244,6 @@ def help_page(config_name: str, overrides: Sequence[str]) -> str:
 
 def _file_text(folders: Sequence[Path], name: str, indent: str) -> str:
     """Return a file's keys and comments with those of the files that it extends, without its list of defaults."""
-    import yaml
-
     path = next((folder / name for folder in folders if (folder / name).is_file()), None)
     if path is None:
         return ""

@@ -19,6 +19,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
 from specdec.errors import Interrupted, UsageError
@@ -45,8 +47,6 @@ def prepare_launcher(target: str, folder: Path) -> None:
     """Make a launcher, by its class (`hydra.launcher._target_`), survive a dead cell of the sweep in a folder: Hydra
     takes launchers from its plugins' modules alone, so the class gets another `launch`.
     """
-    from hydra.core.plugins import Plugins
-
     launcher = Plugins.instance().class_name_to_class.get(target)
     wrap = _again if target == JOBLIB else _apart if target in (RAY, *SUBMITIT) else None
     if launcher is not None and wrap is not None:
@@ -164,8 +164,6 @@ def claim_gpu() -> None:
     names = [name for name in re.split(r"[,:\s]+", os.environ.get(GPUS, "")) if name]
     if not names or _claimed:
         return
-    from filelock import FileLock, Timeout
-
     user = os.getuid() if hasattr(os, "getuid") else 0
     while True:
         for name in names:

@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from specdec import __version__, ranks
@@ -41,9 +44,7 @@ FAILED_CELLS = 3
 _COLUMNS = 4  # results in the table of a training sweep
 _GAMMA = "structure.gamma="
 RECORD = "sweep.json"
-CELL_ENVIRONMENT = ".cells.json"
-RESUMED_SWEEP = "SPECDEC_RESUMED_SWEEP"  # environment variable: the folder whose finished cells are kept
-SWEPT_KEYS = "SPECDEC_SWEPT_KEYS"  # environment variable: the keys that the sweep varies, separated by commas
+SHARED = ".cells.json"  # what all cells have to know
 
 
 class Stopped(BaseException):
@@ -104,11 +105,9 @@ class SweepParent(Callback):
         global _launched
         try:
             ranks.check_single("a sweep (-m)")
-            plain = OmegaConf.to_container(config.tracking, resolve=True)
-            assert isinstance(plain, dict)
-            tracking = validated(TrackingConfig, {str(k): v for k, v in plain.items()}, where="tracking")
-            here = Path.cwd()
-            check_store(tracking, here)
+            plain: Any = OmegaConf.to_container(config.tracking, resolve=True)
+            tracking = validated(TrackingConfig, plain, where="tracking")
+            check_store(tracking, Path.cwd())
             overrides = list(config.hydra.overrides.task)
             device = str(OmegaConf.select(config, "target.device"))
             varied = [*overrides, *(OmegaConf.select(config, "hydra.sweeper.params") or ())]
@@ -117,7 +116,7 @@ class SweepParent(Callback):
                 from specdec.models.load import resolve_device
 
                 resolve_device(device)
-            folder, record, lock = open_sweep(config, here)
+            folder, record, lock = open_sweep(config)
             for path in _outcomes(folder):  # of earlier sittings: failed cells run again
                 if (read_json(path) or {}).get("exit_code"):
                     path.unlink()
@@ -125,7 +124,6 @@ class SweepParent(Callback):
             name = f"sweep {' '.join(overrides)}"[:200]
             run = tracked_run(tracking, name=name, params={}, tags=tags, results=folder)
         except (SpecdecError, OSError) as error:  # OSError: a folder that cannot be made
-            forget_environment()
             raise Stopped(error) from None
         prepare_launcher(str(config.hydra.launcher._target_), folder)
         _launched = Sweep(folder, record, lock, run, () if config_name == "train" else HEADLINE)
@@ -134,62 +132,63 @@ class SweepParent(Callback):
 _launched: Sweep | None = None
 
 
-def open_sweep(config: DictConfig, here: Path) -> tuple[Path, SweepRecord, FileLock]:
-    """Choose and lock the folder of the sweep that begins or goes on, write its record, and make Hydra write there, in
-    this process and in those of its launcher, wherever they start.
-
-    Sets the environment variables by which cells, in whatever process, know what may be kept and what is varied. Raises
-    UsageError: the folder holds a finished sweep or another one; there is no sweep to resume; other code.
+def open_sweep(config: DictConfig) -> tuple[Path, SweepRecord, FileLock]:
+    """Choose and lock the folder of the sweep that begins or goes on, write its record and what its cells share, and
+    make Hydra write there, in this process and in those of its launcher, wherever they start. Raises UsageError: the
+    folder holds a finished sweep or another one; there is no sweep to resume; other code.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     overrides = [each for each in config.hydra.overrides.task if not each.lstrip("+").startswith("resume=")]
     now = SweepRecord(overrides, __version__, code_hash(), "running")
-    own = here / str(config.hydra.sweep.dir)
+    own = Path.cwd() / str(config.hydra.sweep.dir)
     named = any(each.lstrip("+").startswith("hydra.sweep.dir=") for each in config.hydra.overrides.hydra)
-    resumed, sentence = _resumed(str(config.get("resume", NEVER)), own, named, now)
-    folder = own if resumed is None else resumed
-    if resumed is not None:
-        before = SweepRecord.read(resumed)
-        if before is not None and before.overrides != overrides:
+    resumed = _resumed(str(config.get("resume", NEVER)), own, named, now)
+    folder = resumed or own
+    if resumed is not None and (before := SweepRecord.read(resumed)) is not None:
+        pairs = (("version", before.version, now.version), ("sha256", before.code[:12], now.code[:12]))
+        differ = [f"code: {name} {old} -> {new}" for name, old, new in pairs if old != new]
+        if differ:
+            raise UsageError(
+                f"The sweep in {resumed} was begun by other code, and its cells would not compare: run it with that "
+                f"code, or begin a new one with resume=never. What differs: {'; '.join(differ)}."
+            )
+        if before.overrides != overrides:
             # Hydra numbers the cells of other overrides anew: in the same folder they would overwrite others.
             numbers = (number for number in count(2) if not (resumed / f"again-{number}").exists())
             folder = resumed / f"again-{next(numbers)}"
-        os.environ[RESUMED_SWEEP] = str(resumed)
     lock = held(folder, f"Another process is writing to the sweep in {folder}: wait until it ends.")
     write_json(folder / RECORD, asdict(now))
     parsed: list[Any] = OverridesParser.create().parse_overrides(overrides)
-    os.environ[SWEPT_KEYS] = ",".join(each.key_or_group for each in parsed if each.is_sweep_override())
-    # Workers of a cluster have another environment.
-    own_values = {name: os.environ[name] for name in (RESUMED_SWEEP, SWEPT_KEYS, VERBOSE) if name in os.environ}
-    write_json(folder / CELL_ENVIRONMENT, own_values)
+    swept = [each.key_or_group for each in parsed if each.is_sweep_override()]
+    write_json(folder / SHARED, {"resumed": resumed, "swept": swept, "verbose": verbose()})
     quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.sweep.dir = str(folder)
         # Every cell composes its configuration again, from the overrides.
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{quoted}'")
-    if sentence:
-        print(sentence, file=sys.stderr)
+    if resumed is not None:
+        said = f"Going on with the sweep in {resumed}: finished cells are kept, the others run again or go on."
+        print(said, file=sys.stderr)
     return folder, now, lock
 
 
-def forget_environment() -> None:
-    """Take back the environment variables of `open_sweep`."""
-    for name in (RESUMED_SWEEP, SWEPT_KEYS):
-        os.environ.pop(name, None)
+def shared() -> dict[str, Any]:
+    """Return what all cells of a sweep know, in whatever process (call inside one): the sweep that is `resumed`, whose
+    finished cells are kept, or None; the keys that are `swept`; and if the command is `verbose`.
+    """
+    values: dict[str, Any] = json.loads((Path(HydraConfig.get().sweep.dir) / SHARED).read_text(encoding="utf-8"))
+    return values
 
 
-def _resumed(resume: str, own: Path, named: bool, now: SweepRecord) -> tuple[Path | None, str]:
-    """Return the folder of the sweep that goes on, None for a new one, and a sentence about it; `named` if the command
-    line named the sweep's `own` folder.
+def _resumed(resume: str, own: Path, named: bool, now: SweepRecord) -> Path | None:
+    """Return the folder of the sweep that goes on, None for a new one; `named` if the command line named the sweep's
+    `own` folder.
     """
     standing = SweepRecord.read(own)
     if resume not in (AUTO, NEVER):
         folder = Path(resume).resolve()
-        before = SweepRecord.read(folder)
-        if before is None:
+        if SweepRecord.read(folder) is None:
             raise UsageError(f"Bad value resume={resume}: there is no sweep in this folder; give one with a {RECORD}.")
-        return _going_on(folder, before, now)
+        return folder
     if standing is not None:
         if resume == NEVER or standing.status == "finished" or standing.overrides != now.overrides:
             kind = "a finished" if standing.status == "finished" else "an unfinished"
@@ -197,38 +196,25 @@ def _resumed(resume: str, own: Path, named: bool, now: SweepRecord) -> tuple[Pat
                 f"{own} holds {kind} sweep ({' '.join(standing.overrides)}): choose another hydra.sweep.dir, or keep "
                 f"its finished cells with resume={own}."
             )
-        return _going_on(own, standing, now)
+        return own
     if resume == NEVER or named:
-        return None, ""
+        return None
     for path in sorted(own.parent.parent.glob(f"*/*/{RECORD}"), reverse=True):
         before = SweepRecord.read(path.parent)
         if before is None or before.overrides != now.overrides:
             continue
         if before.status == "finished" or is_locked(path.parent):
-            return None, ""  # the newest counts: who repeats a finished sweep wants a new one
-        if before.code != now.code:
-            return None, f"A new sweep: the unfinished one in {path.parent} was begun by other code."
-        return _going_on(path.parent, before, now)
-    return None, ""
-
-
-def _going_on(folder: Path, before: SweepRecord, now: SweepRecord) -> tuple[Path, str]:
-    """Return the folder of a sweep that goes on, and the sentence; UsageError where other code began it."""
-    pairs = (("version", before.version, now.version), ("sha256", before.code[:12], now.code[:12]))
-    differ = [f"code: {name} {old} -> {new}" for name, old, new in pairs if old != new]
-    if differ:
-        raise UsageError(
-            f"The sweep in {folder} was begun by other code, and its cells would not compare: run it with that code, "
-            f"or begin a new one with resume=never. What differs: {'; '.join(differ)}."
-        )
-    return folder, f"Going on with the sweep in {folder}: finished cells are kept, the others run again or go on."
+            return None  # the newest counts: who repeats a finished sweep wants a new one
+        if before.code == now.code:
+            return path.parent
+        said = f"A new sweep: the unfinished one in {path.parent} was begun by other code."
+        print(said, file=sys.stderr)
+        return None
+    return None
 
 
 def in_cell() -> bool:
     """Return True if the task now running is a cell of a sweep that has a parent run."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
     if not HydraConfig.initialized():
         return False  # called by other code, not by a command
     hydra = HydraConfig.get()
@@ -239,14 +225,13 @@ def run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
     """Run a cell and write its outcome. Only a signal to the process that launched the sweep ends it, by raising
     Stopped; a worker that gets one ends its cell.
     """
-    from hydra.core.hydra_config import HydraConfig
-
     hydra = HydraConfig.get()
     if _launched is not None:
         _run_cell(hydra, task)
         return
     os.chdir(hydra.runtime.cwd)  # relative paths mean the same everywhere
-    os.environ.update(json.loads((Path(hydra.sweep.dir) / CELL_ENVIRONMENT).read_text(encoding="utf-8")))
+    if shared()["verbose"]:
+        os.environ[VERBOSE] = "1"
     with interruptible(), suppress(Stopped):
         _run_cell(hydra, task)
 
@@ -300,7 +285,6 @@ def conclude(error: BaseException | None) -> int:
     """
     global _launched
     sweep, _launched = _launched, None
-    forget_environment()
     if sweep is None:
         return 0
     folder, interrupted = sweep.folder, isinstance(error, (Interrupted, KeyboardInterrupt))

@@ -92,36 +92,20 @@ def _prompts_of(part: Path) -> Iterator[DonePrompt]:
         yield DonePrompt(**{**values, "baseline": tuple(values["baseline"])})
 
 
-@dataclass
-class _Stretch:
-    """Lines of a part-file that are neighbours in the joined tables, too; the end is the line behind the last one."""
-
-    part: Path
-    first_round: int
-    end_round: int
-    first_generation: int
-    end_generation: int
-
-
-def _stretches(parts: Sequence[Path]) -> list[_Stretch]:
-    """Return what the joined tables are made of, in the order of the prompts. A prompt that failed stands last, and not
-    at all where it was decoded again.
+def _lines_in_order(parts: Sequence[Path]) -> list[tuple[Path, slice, slice]]:
+    """Return what the joined tables are made of, in the order of the prompts: for each the part-file, and the lines of
+    its rounds and of its generations there. A prompt that failed stands last, and not at all where it was decoded
+    again.
     """
-    placed: dict[PromptKey, tuple[int, _Stretch]] = {}
+    placed: dict[PromptKey, tuple[int, tuple[Path, slice, slice]]] = {}
     for part in parts:
         rounds = generations = 0
         for done in _prompts_of(part):
-            lines = _Stretch(part, rounds, rounds + done.rounds, generations, generations + done.generations)
+            lines = part, slice(rounds, rounds + done.rounds), slice(generations, generations + done.generations)
             if done.key not in placed or placed[done.key][0] == _UNFINISHED:
                 placed[done.key] = done.place, lines
-            rounds, generations = lines.end_round, lines.end_generation
-    joined: list[_Stretch] = []
-    for _, lines in sorted(placed.values(), key=lambda item: item[0]):
-        if joined and (joined[-1].part, joined[-1].end_round) == (lines.part, lines.first_round):
-            joined[-1].end_round, joined[-1].end_generation = lines.end_round, lines.end_generation
-        else:
-            joined.append(lines)
-    return joined
+            rounds, generations = lines[1].stop, lines[2].stop
+    return [lines for _, lines in sorted(placed.values(), key=lambda item: item[0])]
 
 
 class ResultsFolder:
@@ -190,24 +174,24 @@ class ResultsFolder:
         In a long table the rounds of an arm have row groups of their own: who counts them reads one arm at a time.
         """
         self.close()
-        stretches = _stretches(_parts(self.folder))
-        if not stretches:
+        prompts = _lines_in_order(_parts(self.folder))
+        if not prompts:
             return
-        last_use = {lines.part: number for number, lines in enumerate(stretches)}
+        last_use = {part: number for number, (part, _, _) in enumerate(prompts)}
         opened: dict[Path, tuple[pa.Table, list[bytes]]] = {}
         joined, generations = self.folder / "rounds.tmp", self.folder / "generations.tmp"
         with pq.ParquetWriter(joined, SCHEMA) as writer, generations.open("wb") as stream:
             waiting: list[pa.Table] = []
             size = 0
-            for number, lines in enumerate(stretches):
-                if lines.part not in opened:
-                    opened[lines.part] = pq.read_table(lines.part, schema=SCHEMA), _lines(lines.part, "generations")
-                table, texts = opened[lines.part]
-                stream.writelines(texts[lines.first_generation : lines.end_generation])
-                waiting.append(table.slice(lines.first_round, lines.end_round - lines.first_round))
+            for number, (part, rounds, texts) in enumerate(prompts):
+                if part not in opened:
+                    opened[part] = pq.read_table(part, schema=SCHEMA), _lines(part, "generations")
+                table, lines = opened[part]
+                stream.writelines(lines[texts])
+                waiting.append(table[rounds])
                 size += len(waiting[-1])
-                if last_use[lines.part] == number:
-                    del opened[lines.part]
+                if last_use[part] == number:
+                    del opened[part]
                 if size > _BLOCK:
                     block = pa.concat_tables(waiting)
                     arms = block.group_by(["method", "gamma"], use_threads=False).aggregate([]).to_pylist()

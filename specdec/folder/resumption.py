@@ -7,7 +7,7 @@ long as a run is alive it holds the lock of its folder, so that two runs at the 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from specdec.folder.earlier_runs import AUTO, NEVER, EarlierRuns, KeptRun
 from specdec.folder.identity import RunIdentity, differences, recorded_identity, write_config
 from specdec.folder.results import GENERATIONS, PARTS, ROUNDS, Kept, ResultsFolder, drop_unreadable, finished_prompts
 from specdec.plan.time_budget import TimeBudget
+from specdec.progress import tell
 from specdec.text.writing import held, is_locked, read_json
 
 _STATUS_SECONDS = 1.0  # between two writings of a status
@@ -33,7 +34,6 @@ class Beginning:
     results: ResultsFolder
     kept: Kept
     sittings: tuple[dict[str, Any], ...]  # the record of each one, this one included (`environment.json`)
-    sentence: str = ""  # for a person, on what was kept; empty for a new run
 
 
 @contextmanager
@@ -65,22 +65,22 @@ def standing(
     results.finish()
 
 
-def write_sittings(results: ResultsFolder, identity: RunIdentity, beginning: Beginning, tracked: str = "") -> None:
+def write_sittings(identity: RunIdentity, beginning: Beginning, tracked: str = "") -> None:
     """Write `config.yaml`, and `environment.json` with the run's sittings; `tracked` is this one's MLflow run."""
     *before, now = beginning.sittings
     sittings = [*before, {**now, **({"mlflow_run": tracked} if tracked else {})}]
-    results.write_json("environment.json", {**identity.environment, "sittings": sittings})
-    write_config(results.folder, identity.config)
+    beginning.results.write_json("environment.json", {**identity.environment, "sittings": sittings})
+    write_config(beginning.results.folder, identity.config)
 
 
 @contextmanager
 def begun(
     resume: str, folder: Path, identity: RunIdentity, earlier: EarlierRuns | None = None, *, by_prompt: bool = True
 ) -> Iterator[Beginning | KeptRun]:
-    """Give the folder to write to, locked, with the run's identity written down, or a finished run that is kept. The
-    run's own is `folder`; `resume` is `auto`, `never`, or the folder of the run that goes on. A run that does not keep
-    finished prompts (`by_prompt`) begins again in its folder. Raises UsageError: the folder holds a finished run, or
-    one that differs; another process writes to it.
+    """Give the folder to write to, locked, with the run's identity written down, or a finished run that is kept, and
+    say so where it is no new one. The run's own is `folder`; `resume` is `auto`, `never`, or the folder of the run that
+    goes on. A study keeps no finished prompts (`by_prompt`) and begins again in its folder. Raises UsageError: the
+    folder holds a finished run, or one that differs; another process writes to it.
     """
     in_sweep = earlier is not None and earlier.sweep
     if resume not in (AUTO, NEVER) and not in_sweep:
@@ -96,6 +96,7 @@ def begun(
     if chosen is None and earlier is not None and resume != NEVER:
         chosen = _among_earlier(earlier, identity)
     if isinstance(chosen, KeptRun):
+        tell(f"Kept: {chosen.folder} holds this {'measurement' if by_prompt else 'study'}, finished.")
         yield chosen
         return
     folder = chosen or folder
@@ -113,15 +114,14 @@ def begun(
             status = RunStatus.read(folder)
             of = "" if status is None or not status.prompts else f" of {status.prompts}"
             dropped = f"; dropped: {', '.join(damaged)}, which cannot be read" if damaged else ""
-            sentence = f"Going on with the run in {folder}: {counted(len(kept), 'prompt')}{of} kept{dropped}."
+            tell(f"Going on with the run in {folder}: {counted(len(kept), 'prompt')}{of} kept{dropped}.")
             # As calls were made first: programs may have come, or gone, since then, and one run has one pace.
             first = before[0].get("compilation", made) if before else made
             sittings = (*before, {**sitting, "compilation": first, "prompts_kept": len(kept)})
-            beginning = Beginning(beginning.results, kept, sittings, sentence)
+            beginning = Beginning(beginning.results, kept, sittings)
         elif chosen:
-            sentence = f"The unfinished run in {folder} begins again: it keeps nothing on the way."
-            beginning = replace(beginning, sentence=sentence)
-        write_sittings(beginning.results, identity, beginning)
+            tell(f"The unfinished run in {folder} begins again: it keeps nothing on the way.")
+        write_sittings(identity, beginning)
         yield beginning
     finally:
         lock.release()

@@ -6,17 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-from specdec.config import (
-    AdviceConfig,
-    AdviseConfig,
-    CertificateConfig,
-    CertifyConfig,
-    DrafterSettings,
-    MeasurementConfig,
-    RunConfig,
-    TrackingConfig,
-    validated,
-)
+from specdec.config import DrafterSettings, MeasurementConfig, RunConfig, TrackingConfig, validated
 from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
 from specdec.models.load import model_path
@@ -72,9 +62,6 @@ class Plan:
     seed: int
     resume: str
     advice_dir: str
-    # the sections that only these commands have
-    advice: AdviceConfig | None = None
-    certificate: CertificateConfig | None = None
 
     @property
     def chosen(self) -> PlannedDrafter:
@@ -104,14 +91,13 @@ class Plan:
         )
 
 
-def plan(config: RunConfig) -> Plan:
-    """Resolve a configuration and read its prompts; no model is loaded, nothing is written. UsageError for a fault."""
-    command: Command = "run" if config.study is None else "study"
-    who = "specdec.run" if config.study is None else f"study {str(config.study['name'])!r}"
-    if isinstance(config, CertifyConfig):
-        command, who = "certify", "specdec.certify"
-    elif isinstance(config, AdviseConfig):
-        command, who = "advise", "specdec.advise"
+def plan(config: RunConfig, command: Command = "run") -> Plan:
+    """Resolve the configuration of a command and read its prompts; no model is loaded, nothing is written. A run with a
+    study is planned as that. UsageError for a fault.
+    """
+    who = f"specdec.{command}"
+    if command == "run" and config.study is not None:
+        command, who = "study", f"study {str(config.study['name'])!r}"
     measurement, name = config.measurement, str(config.drafter["name"])
     others = [other for other in dict.fromkeys(measurement.drafters) if other != name]
     sampling = validated(SamplingConfig, config.sampling, where="sampling")
@@ -170,8 +156,6 @@ def plan(config: RunConfig) -> Plan:
         seed=config.seed,
         resume=config.resume,
         advice_dir=config.advice_dir,
-        advice=config.advice if isinstance(config, AdviseConfig) else None,
-        certificate=config.certificate if isinstance(config, CertifyConfig) else None,
     )
 
 
@@ -207,12 +191,9 @@ def _budget(config: RunConfig) -> float | None:
         return asked
     if config.experiment_name is not None or config.study is not None or os.environ.get(PARENT_RUN):
         return None
-    from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    hydra = GlobalHydra.instance()
-    searched = hydra.config_loader().get_search_path().get_path() if hydra.is_initialized() else []
-    composed, values = _without_arguments(tuple(str(each.path) for each in searched)), asdict(config)
+    composed, values = _without_arguments(), asdict(config)
     usual = {
         group: values[group] == OmegaConf.to_container(composed[group], resolve=True)
         for group in ("target", "prompts", "measurement")
@@ -223,6 +204,6 @@ def _budget(config: RunConfig) -> float | None:
 
 
 @cache  # to compose it takes longer than all else that happens before the parts are loaded
-def _without_arguments(searched: tuple[str, ...]) -> Any:
-    """Return the configuration that Hydra composes of no arguments; `searched` are the folders of its search path."""
+def _without_arguments() -> Any:
+    """Return the configuration that Hydra composes of no arguments."""
     return composed_config()

@@ -72,7 +72,6 @@ def run_experiment(plan: Plan, folder: Path, earlier: EarlierRuns | None = None)
             identity = identify(parts)
     with divided_threads(parts), begun(plan.resume, folder, identity, earlier) as beginning:
         if isinstance(beginning, KeptRun):
-            tell(f"Kept: {beginning.folder} holds this measurement, finished.")
             return beginning
         if (made := beginning.sittings[-1]["compilation"]) != parts.target.compilation:
             target = replace(plan.target, compile={"inductor": True, None: False}.get(made, made))
@@ -89,8 +88,6 @@ def run_experiment(plan: Plan, folder: Path, earlier: EarlierRuns | None = None)
                 "are of the first one."
             )
         beginning.results.write_json(PLAN_FILE, asdict(replace(facts, notes=tuple(notes))))
-        if beginning.sentence:
-            tell(beginning.sentence)
         for note in notes:
             detail(note)
         budget.lap("opening")
@@ -127,7 +124,7 @@ def _run(
                     tracked.heartbeat()
                     raise_swallowed()
 
-                write_sittings(results, identity, beginning, tracked.run_id)
+                write_sittings(identity, beginning, tracked.run_id)
                 with ranks.together():
                     ranks.given((dict(beginning.kept), read_json(folder / CALIBRATION)))
                     measure(parts, identity.cell, beginning, alive, budget)

@@ -24,6 +24,7 @@ from specdec.session.recorded_walk import walks
 from specdec.targets import Target, targets
 from specdec.targets.causal import Causal
 from specdec.targets.replay import Replay
+from specdec.text.repetition import loop_share
 from specdec.timing.simulated import priced
 from specdec.tracking.store import locate
 from specdec.tracking.writer import check_store
@@ -117,6 +118,12 @@ class Parts:
         """The number of prompts that a run decodes: each counts once for each turn and repeat."""
         turns = sum(1 + len(prompt.follow_ups) for prompt in self.prompts.prompts)
         return turns * self.plan.measurement.repeats
+
+    def read(self, tokens: Sequence[int]) -> tuple[str, bool]:
+        """Return an output in words, and True if it falls into a loop."""
+        tokenizer, measurement = self.target.tokenizer, self.plan.measurement
+        flagged = loop_share(tokens, measurement.repetition_period) >= measurement.repetition_share
+        return "" if tokenizer is None else tokenizer.decode(tokens), flagged
 
     @property
     def workers(self) -> int:

@@ -32,7 +32,6 @@ from specdec.session.rescoring import expert_reads, explain, judged
 from specdec.session.tracing import trace
 from specdec.targets import Target
 from specdec.targets.causal import Causal
-from specdec.text.repetition import loop_share
 from specdec.timing.calls import Calibration
 
 Answers = dict[str, tuple[int, ...]]
@@ -241,7 +240,7 @@ class Session:
                 self._target.standardise(greedy)
             self.clock.synchronize()
             key = GenerationKey(self.cell, arm.method, arm.gamma, repeat, prompt.id, prompt.category)
-            line = generation_line(key, generation, self.clock, *self._read(generation.tokens))
+            line = generation_line(key, generation, self.clock, *self.parts.read(generation.tokens))
             line["temperature"] = pair.sampling.temperature
             line["accepted"] = sum(each.accepted for each in generation.rounds)
             line["rejected"] = sum(each.rejected for each in generation.rounds)
@@ -279,19 +278,13 @@ class Session:
                 continue
             key = GenerationKey(self.cell, arm.method, arm.gamma, repeat, prompt.id, prompt.category)
             if generation.tokens not in read:
-                read[generation.tokens] = self._read(generation.tokens)
+                read[generation.tokens] = self.parts.read(generation.tokens)
             text, flagged = read[generation.tokens]
             rounds.append(round_table(key, generation, self.clock))
             lines.append(generation_line(key, generation, self.clock, text, flagged))
             if judge is not None:
                 self._prompt.quality.append({**vars(key), **judged(judge, generation, text, prompt.reference)})
         return rounds, lines
-
-    def _read(self, tokens: tuple[int, ...]) -> tuple[str, bool]:
-        """Return an output in words, and True if it falls into a loop."""
-        tokenizer, measurement = self._target.tokenizer, self._measurement
-        flagged = loop_share(tokens, measurement.repetition_period) >= measurement.repetition_share
-        return "" if tokenizer is None else tokenizer.decode(tokens), flagged
 
     @property
     def _tracing(self) -> bool:

@@ -47,10 +47,8 @@ def held(folder: Path, otherwise: str) -> FileLock:
 
 def is_locked(folder: Path) -> bool:
     """Return True if a process that is alive writes to the folder."""
-    lock = FileLock(folder / LOCK)
     try:
-        lock.acquire(timeout=0)
+        with FileLock(folder / LOCK, timeout=0):
+            return False
     except Timeout:
         return True
-    lock.release()
-    return False

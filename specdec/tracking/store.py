@@ -127,7 +127,7 @@ def locked(store: Store) -> Iterator[None]:
     lock = FileLock(path, timeout=300)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        held = lock.acquire()
     except Timeout:
         raise UsageError(f"Another process has held {lock.lock_file} for five minutes: end it and try again.") from None
     except OSError as error:
@@ -135,10 +135,8 @@ def locked(store: Store) -> Iterator[None]:
             f"The tracking database {store.database or store.shown} cannot be written ({error.strerror}): "
             f"run specdec where you may write, or {ELSEWHERE}."
         ) from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def opened(store: Store, experiment: str) -> tuple[Any, str]:
@@ -151,8 +149,7 @@ def opened(store: Store, experiment: str) -> tuple[Any, str]:
         raise Unreachable(silent[1])
     try:
         check_driver(store)
-        if store.database is not None:
-            check_schema(store, schema_of(store.database))
+        check_file(store)
         quieten()
         if store.is_database_server:
             # Once, with a short limit: MLflow's own ten attempts take a minute and a half.
@@ -243,13 +240,16 @@ def unanswered(store: Store, error: Exception) -> bool:
     return store.is_database_server and isinstance(error, OperationalError) and not _REFUSED.search(str(error))
 
 
-def schema_of(database: Path) -> str | None:
-    """Return the MLflow schema revision of a file, unchanged; None for a new or empty one. UsageError if MLflow did not
-    make the file or it cannot be written.
+def check_file(store: Store) -> bool:
+    """Return False where the store is a file that is new or empty. Refuse one that MLflow did not make, that cannot be
+    written, or that has the schema of another MLflow version, before MLflow opens it: it would migrate some without
+    asking. The file stays as it is.
     """
-    remedy = f"move it away, or {ELSEWHERE}"
+    database, remedy = store.database, f"move it away, or {ELSEWHERE}"
+    if database is None:
+        return True
     if not database.exists():
-        return None
+        return False
     if not database.is_file():
         raise UsageError(f"The tracking database {database} is not a file: {remedy}.")
     if not os.access(database, os.R_OK | os.W_OK):
@@ -260,41 +260,32 @@ def schema_of(database: Path) -> str | None:
             f"write, or {ELSEWHERE}."
         )
     with database.open("rb") as file:
-        header = file.read(16)
-    if not header:
-        return None
-    if header != b"SQLite format 3\0":
-        raise UsageError(f"The tracking database {database} is not an MLflow database: {remedy}.")
+        if file.read(16) not in (b"", b"SQLite format 3\0"):
+            raise UsageError(f"The tracking database {database} is not an MLflow database: {remedy}.")
     # mode=rw, not ro: after a kill SQLite must roll the journal back before it can read.
     connection = sqlite3.connect(f"file:{quote(str(database))}?mode=rw", uri=True, timeout=20)
     try:
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables:
-            return None
+            return False
         if not {"alembic_version", "experiments", "runs"} <= tables:
             raise UsageError(f"The tracking database {database} is not an MLflow database: {remedy}.")
         row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-        return str(row[0]) if row else "unknown"
     except sqlite3.DatabaseError as error:
         raise UsageError(f"The tracking database {database} cannot be used ({error}): {remedy}.") from None
     finally:
         connection.close()
-
-
-def check_schema(store: Store, revision: str | None) -> None:
-    """Refuse a schema of another MLflow version, before MLflow opens the file: it would migrate some without asking."""
-    if revision is None:
-        return
     quieten()
     from mlflow.store.db.utils import _get_latest_schema_revision
 
-    head = _get_latest_schema_revision()
+    revision, head = str(row[0]) if row else "unknown", _get_latest_schema_revision()
     if revision != head:
         raise UsageError(
-            f"The tracking database {store.database} has the schema of another MLflow version "
+            f"The tracking database {database} has the schema of another MLflow version "
             f"({revision}, not {head}): back it up and run `mlflow db upgrade {shlex.quote(store.uri)}`; "
             f"if the file is the newer one, upgrade MLflow; or {ELSEWHERE}."
         )
+    return True
 
 
 def reap(client: Any, experiment_id: str) -> None:

@@ -4,7 +4,6 @@ table target; trainings have a stand-in.
 
 import csv
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from specdec import run, train
 from specdec.analysis.figures import style
 from specdec.commands import sweep
 from specdec.errors import Interrupted, Terminated, UsageError
-from specdec.folder import results
 from specdec.session.session import Session
 from specdec.training import loop
 
@@ -28,12 +26,9 @@ SWEEP = (
 
 
 @pytest.fixture(autouse=True)
-def light(monkeypatch, logging_as_before):
+def light(monkeypatch, logging_as_before, each_prompt_at_once):
     """Every prompt at once on disk, no pictures, and handlers and signals as they were."""
-    monkeypatch.setattr(results, "_KEPT_S", -1.0)
     monkeypatch.setattr(style, "save", lambda *args, **keys: None)
-    yield
-    assert "SPECDEC_RESUMED_SWEEP" not in os.environ
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from fixtures.recurrent_families import RECURRENT
 from fixtures.resumed_runs import config_of, decode, found
 
 from specdec.errors import UsageError
-from specdec.folder import results
 
 PLAYED = ["gamma", "round", "offered", "accepted", "committed"]
 SHORT = ("measurement.max_new_tokens=8", "measurement.null=false", "measurement.gammas=[]", "+drafter=ngram")
@@ -19,8 +18,7 @@ RUN = (*SHORT, *MODEL, "target.dtype=float32", *PROMPTS)
 """Random weights whose logits are far enough apart."""
 
 
-def test_a_killed_run_and_a_replay_of_its_folder_have_the_rounds_of_the_whole_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "_KEPT_S", -1.0)
+def test_a_killed_run_and_a_replay_of_its_folder_have_the_rounds_of_the_whole_one(tmp_path, each_prompt_at_once):
     decode(config_of(*RUN), tmp_path / "whole")
     for stop, kept in ((1, 0), (1, 1), (None, 2)):
         assert len(decode(config_of(*RUN), tmp_path / "killed", stop).kept) == kept

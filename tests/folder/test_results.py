@@ -15,11 +15,7 @@ from specdec.folder.rounds_table import SCHEMA
 
 ARMS = (("baseline", 0), ("ngram", 2), ("ngram", 4))
 ROUNDS = 3  # of a generation
-
-
-@pytest.fixture(autouse=True)
-def each_prompt_at_once(monkeypatch):
-    monkeypatch.setattr(results, "_KEPT_S", -1.0)
+pytestmark = pytest.mark.usefixtures("each_prompt_at_once")
 
 
 def rounds_of(prompt):

@@ -10,7 +10,7 @@ from fixtures.resumed_runs import SAMPLED, Killed, config_of, decode, found
 
 from specdec.analysis.read.facts import RunStatus
 from specdec.errors import UsageError
-from specdec.folder import results
+from specdec.folder import resumption
 from specdec.folder.earlier_runs import EarlierRuns, KeptRun
 from specdec.folder.resumption import begun
 from specdec.plan.plan import plan
@@ -24,12 +24,7 @@ from specdec.targets import causal
 NGRAM = ("+drafter=ngram",)
 SHORT = ("measurement.repeats=2", "measurement.max_new_tokens=8", "measurement.gammas=[]", "measurement.null=false")
 PROMPTS = 6
-
-
-@pytest.fixture(autouse=True)
-def each_prompt_at_once(monkeypatch):
-    """Every prompt is written when it is done: nothing waits a second for others."""
-    monkeypatch.setattr(results, "_KEPT_S", -1.0)
+pytestmark = pytest.mark.usefixtures("each_prompt_at_once")
 
 
 @pytest.fixture
@@ -175,13 +170,14 @@ def test_a_folder_can_be_named(unfinished, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_newest_unfinished_run_goes_on_and_a_finished_one_does_not(unfinished, tmp_path):
-    config, everywhere = config_of(*NGRAM), EarlierRuns(tmp_path)
+def test_the_newest_unfinished_run_goes_on_and_a_finished_one_does_not(unfinished, tmp_path, monkeypatch):
+    config, everywhere, told = config_of(*NGRAM), EarlierRuns(tmp_path), []
+    monkeypatch.setattr(resumption, "tell", told.append)
     shutil.copytree(unfinished, tmp_path / "run-newer")
     decode(config_of(*NGRAM, "seed=1"), tmp_path / "run-of-another-seed", 3)
     chosen = begin(config, tmp_path / "new", everywhere)
     assert chosen.results.folder == tmp_path / "run-newer" and len(chosen.kept) == 2
-    assert f"Going on with the run in {tmp_path / 'run-newer'}: 2 prompts of {PROMPTS} kept" in chosen.sentence
+    assert f"Going on with the run in {tmp_path / 'run-newer'}: 2 prompts of {PROMPTS} kept." in told
     for name in ("run", "run-newer"):
         decode(config, tmp_path / name)
     assert begin(config, tmp_path / "new", everywhere).results.folder == tmp_path / "new"

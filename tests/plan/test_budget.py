@@ -14,7 +14,6 @@ from specdec.analysis.read.facts import RunStatus
 from specdec.analysis.read.runs import open_folder
 from specdec.clock import SimulatedClock
 from specdec.config import RunConfig
-from specdec.folder import results
 from specdec.folder.identity import RunIdentity
 from specdec.models import load, model_files
 from specdec.plan.plan import EXAMPLE_S, FIRST_LOOK_S, plan
@@ -194,8 +193,7 @@ def test_which_prompts_are_left_out_follows_from_the_seed_and_not_from_their_cos
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_in_its_order_with_a_budget_of_its_own(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr(results, "_KEPT_S", -1.0)  # every prompt is written when it is done
+def test_an_interrupted_run_goes_on_in_its_order_with_a_budget_of_its_own(tmp_path, clock, each_prompt_at_once):
     whole = cut_order(tmp_path / "whole", clock, 1000)
     decode(of_seconds(60), tmp_path / "killed", 3, TimeBudget(60, clock.mark))
     kept = decode(of_seconds(60), tmp_path / "killed", budget=TimeBudget(60, clock.mark)).kept

@@ -10,7 +10,6 @@ import pytest
 from fixtures.resumed_runs import SAMPLED, TIMES, config_of, decode, found
 
 from specdec.clock import SimulatedClock
-from specdec.config import AdviceConfig, AdviseConfig
 from specdec.errors import NumericsError, UsageError
 from specdec.folder.results import ResultsFolder
 from specdec.plan.plan import plan
@@ -133,6 +132,5 @@ def test_later_turns_and_advice_are_refused(monkeypatch):
     with pytest.raises(UsageError, match="prompts=talks has later turns"):
         open_parts(plan(config))
     assert open_parts(plan(config_of(NGRAM))).prompts is turns
-    advised = AdviseConfig(**vars(config), advice=AdviceConfig(text=None))
     with pytest.raises(UsageError, match="batch_size=2: specdec.advise decodes one sequence at a time"):
-        plan(advised)
+        plan(config, "advise")

@@ -121,9 +121,8 @@ def test_a_second_signal_ends_the_process_at_once(in_process, tmp_path, monkeypa
     assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == 143
 
 
-def test_what_a_killed_process_left_is_reported(in_process, tmp_path, monkeypatch):
+def test_what_a_killed_process_left_is_reported(in_process, tmp_path, monkeypatch, each_prompt_at_once):
     """SIGKILL leaves part-files and no summary; the report gathers them and says how much it is."""
-    monkeypatch.setattr("specdec.folder.results._KEPT_S", -1.0)  # each prompt to disk at once
     run_prompt = Session.run_prompt
     after_prompts(monkeypatch, 8, lambda: os.kill(os.getpid(), signal.SIGKILL))
     number = child(lambda: in_process(run, *LONG, "tracking.enabled=false"))

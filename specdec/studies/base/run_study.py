@@ -40,10 +40,7 @@ def run_study(plan: Plan, folder: Path, earlier: EarlierRuns | None = None) -> F
         identity = identify(parts)
     with begun(plan.resume, folder, identity, earlier, by_prompt=False) as beginning:
         if isinstance(beginning, KeptRun):
-            tell(f"Kept: {beginning.folder} holds this study, finished.")
             return beginning
-        if beginning.sentence:
-            tell(beginning.sentence)
         with standing(beginning.results, 0, 0):
             try:
                 return _run(parts, identity, beginning.results, study)
