@@ -49,10 +49,6 @@ class CallCost:
         """Return the seconds of reading weights and cache."""
         return call_bytes(self.products, context, rows) / self.bandwidth
 
-    def computing(self, rows: Any, context: Any) -> Any:
-        """Return the seconds of arithmetic, in whole tiles."""
-        return self.flop_seconds * call_flops(self.products, padded_rows(rows, self.tile), context)
-
     def overhead(self, context: Any) -> Any:
         """Return the seconds that are neither reading nor arithmetic."""
         return self.fixed + self.token_seconds * np.asarray(context)
@@ -60,7 +56,8 @@ class CallCost:
     def seconds(self, rows: Any, context: Any) -> Any:
         """Return t(n, context) in seconds."""
         join = np.maximum if self.overlap else np.add
-        return self.overhead(context) + join(self.reading(rows, context), self.computing(rows, context))
+        computing = self.flop_seconds * call_flops(self.products, padded_rows(rows, self.tile), context)
+        return self.overhead(context) + join(self.reading(rows, context), computing)
 
     def ridge(self, context: int) -> float | None:
         """Return the n from which arithmetic takes longer than reading, in a mixture than reading all of its experts:

@@ -13,7 +13,6 @@ from ..sections import counted
 from .cost_report import HOLDS, CostReport
 
 FEW = 5  # tokens of a call that the title names, or the nearest size: a draft of 4 and its root
-_CONTEXTS = ((style.BLUE, "o"), (style.ORANGE, "D"), (style.GREEN, "^"), (style.PURPLE, "v"))
 
 
 @style.in_style
@@ -41,7 +40,7 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
     costs = [f"{rows} tokens {cells[rows] / report.t1:.2f} t(1)" for rows in dict.fromkeys((few, cells.index[-1]))]
     figure, axes = style.new_figure(f"A call on {', on '.join(costs)}\n{title}", caption)
     for index, (context, cells) in enumerate(table.groupby("context")):
-        colour, marker = _CONTEXTS[index % len(_CONTEXTS)]
+        colour, marker, *_ = style.look(index)
         t1, drawn = float(t1s[context]), held[int(context)]
         fill = "full" if context == middle else "none"
         axes.plot(cells["rows"], cells["seconds"] / t1, marker, color=colour, fillstyle=fill, label=f"{context} cached")

@@ -1,7 +1,7 @@
 """The drafter whose speedup was measured, as far as flags depend on it, and the flags as every engine gives them."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -31,7 +31,7 @@ class Measured:
     depth: int  # levels of a draft: gamma of a chain
     nodes: int  # the most tokens that a draft offers; `depth` for a chain
     speedup: Interval  # over plain decoding, with its interval
-    drafter: Mapping[str, Any] = field(default_factory=dict)  # the record of its model (`Drafter.describe`)
+    format: str = ""  # the published one of its checkpoint; empty for weights that were trained here
     predicted: bool = False  # the speedup is that of `specdec.advise`, not of a run
     simulated: bool = False  # times come from a cost model
     lossless: bool = True  # the verifier's rule keeps the target's law
@@ -104,11 +104,6 @@ class Measured:
     def block(self) -> bool:
         """True if drafted chains were judged as a whole (`verifier=block`), which differs only where they are drawn."""
         return self.params.get("verifier.name") == "block" and self.chain and self.sampled
-
-    @property
-    def format(self) -> str:
-        """The published format of the drafter's checkpoint; empty for weights that were trained here."""
-        return str(self.drafter.get("format") or "")
 
     @property
     def in_target(self) -> bool:

@@ -422,7 +422,7 @@ def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measure
                 # The last drafts of a text, which are cut, leave the mean below the tokens that a draft offers.
                 nodes=depth if facts.single or isnan(nodes) else max(depth, ceil(nodes)),
                 speedup=Interval.from_metrics(arm, "speedup"),
-                drafter=drafter or {},
+                format=str((drafter or {}).get("format") or ""),
                 simulated=facts.simulated,
                 lossless=facts.lossless,
                 machine=str(gpu.get("name") or cpu.get("model") or ""),

@@ -322,16 +322,13 @@ def heads_tables(published: pd.DataFrame) -> dict[str, pd.DataFrame]:
     table = figures.assign(agrees=checked.reindex(figures.index).fillna("")).reset_index()
     table["implied"] = table["rate"] / table["speedup"]
     table["system"] = _systems(table["drafter"])
-    # The hardware of each line: what the name of its table or a note in it says, else UNKNOWN.
+    # The tables in the file's order, each with the hardware that its name or a note in it says.
     said = mine["table"].astype(str) + " " + mine["note"].astype(object).fillna("").astype(str)
-    named = said.str.extract(HARDWARE, expand=False)
-    by_table = named.groupby([mine["source"], mine["table"]]).first().dropna().to_dict()
-    keys = list(zip(table["source"], table["table"], strict=True))
-    hardware = pd.Series([by_table.get(key, UNKNOWN) for key in keys], index=table.index)
+    named = mine[["source", "table"]].astype(object).assign(hardware=said.str.extract(HARDWARE, expand=False))
+    hardware = named.groupby(["source", "table"], sort=False)["hardware"].first().fillna(UNKNOWN).reset_index()
+    table = hardware.merge(table, on=["source", "table"])
     short = table["source"].str.partition("(")[0].str.strip()
-    table["title"] = short + ": " + table["target"] + ", " + hardware
-    order = {key: place for place, key in enumerate(zip(mine["source"], mine["table"], strict=True))}
-    table = table.iloc[np.argsort([order[key] for key in keys], kind="stable")]
+    table["title"] = short + ": " + table["target"] + ", " + table["hardware"]
     return {
         str(title): part[list(COLUMNS)].rename_axis(columns=None).reset_index(drop=True)
         for title, part in table.groupby("title", sort=False)

@@ -28,7 +28,6 @@ OF_THE_PAPER = ("unigram", "bigram", "corpus_ngram", "small_model")  # drafters 
 COLUMNS = ("setting", "drafter", "temperature", "alpha", "ci_low", "ci_high", "tokens", "prompts")
 ORDERS = {"unigram": 1, "bigram": 2}
 MODELS = 99  # rank of drafters that are no n-grams of a corpus
-COLOURS = ((style.BLUE, "o"), (style.ORANGE, "s"), (style.GREEN, "^"), (style.PURPLE, "D"))
 
 
 def alpha_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> list[Run]:
@@ -58,7 +57,7 @@ def alpha_table(runs: Iterable[Run]) -> pd.DataFrame:
     settings must not be compared. The interval is the prompt bootstrap; NaN where there are too few prompts. Runs
     without any proposal have no alpha and are left out.
     """
-    lines: dict[tuple[str, str, float], dict[str, object]] = {}
+    lines: dict[tuple[str, str, float], tuple[object, ...]] = {}
     for run in runs:
         model, _, hardware = run.setting.partition(", ")
         setting = f"{model} on {run.params.get('prompts.name', 'unknown prompts')}, {hardware}"
@@ -67,8 +66,7 @@ def alpha_table(runs: Iterable[Run]) -> pd.DataFrame:
             alpha = run.interval("alpha.text")
             own = run.generations().loc[lambda lines: lines["method"] == BASELINE]
             size = int(own["tokens"].sum()), int(own["prompt"].nunique())
-            values = (*key, alpha.estimate, alpha.low, alpha.high, *size)
-            lines[key] = dict(zip(COLUMNS, values, strict=True))
+            lines[key] = (*key, alpha.estimate, alpha.low, alpha.high, *size)
     table = pd.DataFrame(list(lines.values()), columns=list(COLUMNS))
     ranked = table.assign(rank=table["drafter"].map(_rank))
     order = ["setting", "rank", "drafter", "temperature"]
@@ -93,7 +91,7 @@ def alpha_figure(table: pd.DataFrame, title: str, caption: str = "") -> Figure:
     temperatures = sorted(table["temperature"].unique())
     for index, temperature in enumerate(temperatures):
         part = table[table["temperature"] == temperature]
-        colour, marker = COLOURS[index % len(COLOURS)]
+        colour, marker, *_ = style.look(index)
         offset = 0.16 * (index - (len(temperatures) - 1) / 2)
         height = [drafters.index(name) + offset for name in part["drafter"]]
         if "ci_low" in part:

@@ -208,8 +208,8 @@ def _command(run: Measured) -> str:
 
 def _leviathan(basis: ClaimEvidence) -> Iterator[Claim]:
     """Answer for speed, outputs and alpha of Leviathan et al.; `_formulas` and `_lenience` have the rest."""
-    claim = partial(Claim, LEVIATHAN)
     greedy, sampled = basis.runs["small_model"], basis.runs["small_model_sampled"]
+    claim = partial(Claim, LEVIATHAN, command=_command(greedy))
     fast, warm = results.speedup(greedy, GAMMA), results.speedup(sampled, GAMMA)
     alpha, cost = results.alpha(greedy), results.metric(greedy, "cost/c").estimate
     printed = basis.values("2211.17192", "Table 2", "speedup_measured", drafter="T5-small (77M)")
@@ -222,7 +222,6 @@ def _leviathan(basis: ClaimEvidence) -> Iterator[Claim]:
         f"A draft step costs {cost:.2f} of a target call here, {their_cost:g} there: small models spend their time "
         f"outside the arithmetic. A call on 5 tokens takes {results.verify_ratio(greedy, GAMMA):.2f} of one on a "
         "single token: a CPU core computes where a TPU waits for memory",
-        _command(greedy),
     )
 
     share, unexplained = (results.metric(greedy, f"lossless/{name}").estimate for name in ("identical", "unexplained"))
@@ -234,7 +233,7 @@ def _leviathan(basis: ClaimEvidence) -> Iterator[Claim]:
         "by enumeration when sampling",
         SAME if share == 1 and unexplained == 0 else DIFFERENT,
         "The same rule, tested on every drafter, structure and lossless verifier",
-        "`pytest tests/contracts/test_losslessness.py`",
+        command="`pytest tests/contracts/test_losslessness.py`",
     )
 
     alphas = (alpha, results.alpha(sampled))
@@ -247,7 +246,6 @@ def _leviathan(basis: ClaimEvidence) -> Iterator[Claim]:
         SAME if inside else DIFFERENT if outside else OPEN,
         "Target and drafter learned from the same text with one tokenizer, as the paper's pairs did; a step of ours "
         f"does {results.metric(greedy, 'cost/c_ops').estimate:.2f} of the target's arithmetic",
-        _command(greedy),
     )
 
     kinds = {basis.small.replace("_", " "): "small_model", "bigram": "bigram", "unigram": "unigram"}
@@ -268,7 +266,7 @@ def _leviathan(basis: ClaimEvidence) -> Iterator[Claim]:
         SAME if set(verdicts.values()) == {SAME} else DIFFERENT if DIFFERENT in verdicts.values() else OPEN,
         f"Higher beyond chance for {' and '.join(higher) or 'none'}. At temperature 0 a table proposes one token only, "
         "which greedy text, here often a loop, may not hold; flat laws always share something",
-        _command(sampled),
+        command=_command(sampled),
     )
 
     uni, bi = results.alpha(basis.runs["unigram_sampled"]), results.alpha(basis.runs["bigram_sampled"])
@@ -279,7 +277,7 @@ def _leviathan(basis: ClaimEvidence) -> Iterator[Claim]:
         f"unigram {uni:.3f}, bigram {bi:.3f} at temperature 1",
         SAME if min(uni.low, bi.low) > 0.01 else DIFFERENT if max(uni.high, bi.high) < 0.01 else OPEN,
         "The tables are counted on text like the target's",
-        _command(basis.runs["bigram_sampled"]),
+        command=_command(basis.runs["bigram_sampled"]),
     )
 
 
@@ -332,7 +330,8 @@ def _formulas(basis: ClaimEvidence) -> Iterator[Claim]:
 
 def _lenience(basis: ClaimEvidence) -> Iterator[Claim]:
     """Answer for the lenient rule of Leviathan et al."""
-    claim, run = partial(Claim, LEVIATHAN), basis.runs["lenience"]
+    run = basis.runs["lenience"]
+    claim = partial(Claim, LEVIATHAN, command=_command(run))
 
     def printed(metric: str, temperature: float, drafter: str = "T5-small (77M)") -> pd.Series:
         """Return the printed figures of the strict rule and of each more lenient one, from Table 5 and A.5."""
@@ -358,7 +357,6 @@ def _lenience(basis: ClaimEvidence) -> Iterator[Claim]:
         "; ".join(shown),
         SAME if set(verdicts) == {SAME} else DIFFERENT if DIFFERENT in verdicts else OPEN,
         "A token passes with min(1, p/(l q)), which grows as l falls; how far depends on how much of q lies above p",
-        _command(run),
     )
 
     cold, warm = (results.metric(run, f"lenience/rise.{small}.{form}.0.1") for form in ("greedy", "sampled"))
@@ -369,7 +367,6 @@ def _lenience(basis: ClaimEvidence) -> Iterator[Claim]:
         f"{cold:+.3f} greedy, {warm:+.3f} sampled",
         size(cold, gains[0], gains[0]),
         "Greedy α starts higher and has less to gain; in the paper too the gain is about half of that of sampled text",
-        _command(run),
     )
 
     gain = results.metric(run, f"lenience/rise.{small}.greedy.0.5")
@@ -380,7 +377,6 @@ def _lenience(basis: ClaimEvidence) -> Iterator[Claim]:
         f"{gain:+.3f}",
         nothing(gain, none),
         "It changes only positions at which the target's second choice has more than half of the first's probability",
-        _command(run),
     )
 
     more = results.metric(run, "lenience/sampled.over_strict.0.1")
@@ -398,7 +394,6 @@ def _lenience(basis: ClaimEvidence) -> Iterator[Claim]:
         size(ratio, times, times, 1.0),
         "Chains of 8 at both leniences, so that only acceptance changes; the paper takes the best γ for each, and its "
         "printed speedups exceed what Theorem 3.8 gives at the printed α",
-        _command(run),
     )
 
 
@@ -444,7 +439,8 @@ def _chen(basis: ClaimEvidence) -> Iterator[Claim]:
 
 
 def _stern(basis: ClaimEvidence) -> Iterator[Claim]:
-    claim, run = partial(Claim, STERN), basis.runs["blockwise"]
+    run = basis.runs["blockwise"]
+    claim = partial(Claim, STERN, command=_command(run))
     sizes = {gamma: results.tokens_per_round(run, str(gamma)) for gamma in (1, 3, 4)}
     gain = results.more_tokens_per_round(run, "4", run, "1")
     printed = [
@@ -458,7 +454,6 @@ def _stern(basis: ClaimEvidence) -> Iterator[Claim]:
         + f"; k = 5 over k = 2 {gain:+.2f}",
         direction(gain),
         "Heads on one frozen state know less of each further token; ours were trained on little text",
-        _command(run),
     )
 
     block = results.tokens_per_round(run, GAMMA)
@@ -470,7 +465,6 @@ def _stern(basis: ClaimEvidence) -> Iterator[Claim]:
         f"k = 5: block {block:.2f}, speedup {fast:.2f}; speedup of k = 5 over k = 2 {ratio:.2f}",
         direction(behind) if ratio.high < 1 else DIFFERENT if ratio.low > 1 else OPEN,
         "Verifying a block costs more than a token, and all the more where the processor and not memory is busy",
-        _command(run),
     )
 
     loose, strict = basis.runs["blockwise_top_2"], basis.runs["blockwise_top_1"]
@@ -484,13 +478,13 @@ def _stern(basis: ClaimEvidence) -> Iterator[Claim]:
         f"{longer:+.2f} at k = 5",
         direction(longer),
         "The looser rule accepts whatever the stricter one does; what its text loses is in the run's `quality` metrics",
-        _command(loose),
+        command=_command(loose),
     )
 
 
 def _medusa(basis: ClaimEvidence) -> Iterator[Claim]:
-    claim = partial(Claim, MEDUSA)
     session, run = basis.runs["all_drafters"], basis.runs["typical_acceptance"]
+    claim = partial(Claim, MEDUSA, command=_command(run))
 
     tree, chain = (basis.ablated(heads_ablation.INDEPENDENT, shape) for shape in ("tree", "chain"))
     gain = heads_ablation.difference(tree, chain)
@@ -505,7 +499,7 @@ def _medusa(basis: ClaimEvidence) -> Iterator[Claim]:
         f"{gain:+.2f} tokens per step with a tree of {tree['nodes']} nodes; speed times {ratio:.2f} at 4 nodes each",
         direction(ratio, 1.0),
         "The tree accepts more here too; what it adds has to pay for siblings, which a call on one core feels",
-        f"{_command(session)}; {ABLATIONS}",
+        command=f"{_command(session)}; {ABLATIONS}",
     )
 
     trees = heads_tree.trees_of(heads_tree.load_trees())[heads_ablation.INDEPENDENT]
@@ -517,7 +511,7 @@ def _medusa(basis: ClaimEvidence) -> Iterator[Claim]:
         f"{sparse['nodes']} nodes over {dense['nodes']}: {beyond:+.2f} tokens per step",
         direction(beyond),
         "A product spends its nodes on choices that are rarely right",
-        "notebook 04, from `analysis/results/heads_tree.json`",
+        command="notebook 04, from `analysis/results/heads_tree.json`",
     )
 
     lead = results.metric(run, "typical_acceptance/typical.over_rejection.1")
@@ -532,7 +526,6 @@ def _medusa(basis: ClaimEvidence) -> Iterator[Claim]:
         f"{loose:.2f}; typical over rejection {lead:+.2f}",
         direction(lead),
         "Typical acceptance takes whatever the target finds likely enough, so that its text is not the target's",
-        _command(run),
     )
 
     rates, quality = (
@@ -546,7 +539,6 @@ def _medusa(basis: ClaimEvidence) -> Iterator[Claim]:
         f"{quality[0]:.2f} and {quality[1]:.2f}",
         SAME if rates[0].low > rates[1].high and quality[1].low > quality[0].high else OPEN,
         "Quality is the target's own log-likelihood, not a judge's score; intervals that overlap tell nothing apart",
-        _command(run),
     )
 
     law = np.array([0.5, 0.3, 0.15, 0.05])  # that of the test
@@ -559,12 +551,12 @@ def _medusa(basis: ClaimEvidence) -> Iterator[Claim]:
         DIFFERENT,
         "What the paper says is so of exact match, where draft and target are two draws; rejection sampling compares "
         "their laws",
-        "`pytest tests/contracts/test_identical_draft.py`",
+        command="`pytest tests/contracts/test_identical_draft.py`",
     )
 
 
 def _grounded(basis: ClaimEvidence) -> Iterator[Claim]:
-    claim, printed = partial(Claim, GROUNDED), heads_ablation.PUBLISHED_GAIN
+    claim, printed = partial(Claim, GROUNDED, command=ABLATIONS), heads_ablation.PUBLISHED_GAIN
     kinds = (heads_ablation.GROUNDED, heads_ablation.INDEPENDENT)
     grounded, independent = (basis.ablated(kind, "tree") for kind in kinds)
     gain = heads_ablation.difference(grounded, independent)
@@ -574,7 +566,6 @@ def _grounded(basis: ClaimEvidence) -> Iterator[Claim]:
         f"{gain:+.2f}",
         size(gain, printed, printed),
         "A target some hundred times smaller, heads of few steps of training",
-        ABLATIONS,
     )
 
     table = heads_accuracy.accuracies(heads_accuracy.load_accuracy()).set_index("head")
@@ -587,7 +578,7 @@ def _grounded(basis: ClaimEvidence) -> Iterator[Claim]:
         f"{last['grounded_top1']:.3f} against {last['independent_top5']:.3f}: {last['lead']:+.3f}",
         direction(last["lead"]),
         f"The shipped heads on held-out texts, at the same positions{earlier}",
-        "notebook 04, from `analysis/results/heads_accuracy.json`",
+        command="notebook 04, from `analysis/results/heads_accuracy.json`",
     )
 
     falls = heads_ablation.steepness(grounded, independent)
@@ -598,12 +589,11 @@ def _grounded(basis: ClaimEvidence) -> Iterator[Claim]:
         f"{falls.difference:+.2f}",
         direction(falls.difference),
         "A later head that knows the tokens before it has less to guess",
-        ABLATIONS,
     )
 
 
 def _grounded_sessions(basis: ClaimEvidence) -> Iterator[Claim]:
-    claim, printed = partial(Claim, GROUNDED), heads_ablation.PUBLISHED_GAIN
+    claim, printed = partial(Claim, GROUNDED, command=BARS_COMMAND), heads_ablation.PUBLISHED_GAIN
     figure = partial(grounded_gain.figure_of, basis.sessions)
     gain, elsewhere = (figure(prompts, "tokens_per_round.difference") for prompts in (CHAT, basis.code))
     near = min(abs(end - printed) for end in (gain.low, gain.high))
@@ -615,7 +605,6 @@ def _grounded_sessions(basis: ClaimEvidence) -> Iterator[Claim]:
         size(gain, printed, printed),
         "The shipped heads in one session and on one tree, trained five times as long as those of the ablation above"
         f"{rounding}",
-        BARS_COMMAND,
     )
 
     ratio, code = (figure(prompts, "speedup.ratio") for prompts in (CHAT, basis.code))
@@ -627,7 +616,6 @@ def _grounded_sessions(basis: ClaimEvidence) -> Iterator[Claim]:
         f"times {ratio:.2f} on MT-Bench, {code:.2f} on {code.prompts} prompts of code; interleaved in one session each",
         size(ratio, faster, faster, 1.0),
         f"Tokens per round are {tokens:.2f} times as many on MT-Bench, and a round with a grounded draft takes longer",
-        BARS_COMMAND,
     )
 
     fast = figure(CHAT, "speedup", heads_ablation.GROUNDED)
@@ -639,7 +627,6 @@ def _grounded_sessions(basis: ClaimEvidence) -> Iterator[Claim]:
         size(fast, most, most, 1.0),
         "A call of this small target takes little time, so that heads and the verification of their tree cost more "
         "than they save",
-        BARS_COMMAND,
     )
 
 
@@ -670,8 +657,8 @@ def _grounded_design(basis: ClaimEvidence) -> Iterator[Claim]:
 
 
 def _ngrammys(basis: ClaimEvidence) -> Iterator[Claim]:
-    claim = partial(Claim, NGRAMMYS)
     ablation, grid, transition = (basis.runs[f] for f in ("ngrammys_ablation", "ngrammys_grid", "phase_transition"))
+    claim = partial(Claim, NGRAMMYS, command=_command(ablation))
     context, bigram, calls = (
         results.metric(ablation, f"ablation/{name}").estimate
         for name in ("ngram.of_wins", "model_bigram.of_wins", "tokens_per_call")
@@ -682,7 +669,6 @@ def _ngrammys(basis: ClaimEvidence) -> Iterator[Claim]:
         f"of accepted rows, context {context:.0%}, bigram {bigram:.0%}; {calls:.2f} tokens per call together",
         SAME if min(context, bigram) > 0 else DIFFERENT,
         "Rows that both propose count for the context, which is asked first",
-        _command(ablation),
     )
 
     far, near = (results.metric(ablation, f"ablation/{name}.length").estimate for name in ("ngram", "model_bigram"))
@@ -692,7 +678,6 @@ def _ngrammys(basis: ClaimEvidence) -> Iterator[Claim]:
         f"{far:.2f} against {near:.2f} accepted tokens of a row that wins",
         SAME if far > near else DIFFERENT,
         "The bigram sees one token, whatever the width; a repeated passage goes on",
-        _command(ablation),
     )
 
     def whole(name: str) -> tuple[Interval, float]:
@@ -709,7 +694,7 @@ def _ngrammys(basis: ClaimEvidence) -> Iterator[Claim]:
         direction(fast, 1.0),
         "Whole runs of all prompts, in a batch of rows as in the paper; the shape was chosen on the same texts, which "
         "favours it a little",
-        _command(grid),
+        command=_command(grid),
     )
 
     fast, calls = whole("10x10")
@@ -721,13 +706,14 @@ def _ngrammys(basis: ClaimEvidence) -> Iterator[Claim]:
         direction(fast, 1.0),
         f"A call on its 110 tokens takes {_slowdown(transition, '500')} of one on two tokens "
         "behind 500 in the cache, which more tokens per call have to pay for",
-        _command(grid),
+        command=_command(grid),
     )
 
 
 def _transition(basis: ClaimEvidence) -> Iterator[Claim]:
     """Answer for the phase transition of N-Grammys."""
-    claim, transition = partial(Claim, NGRAMMYS), basis.runs["phase_transition"]
+    transition = basis.runs["phase_transition"]
+    claim = partial(Claim, NGRAMMYS, command=_command(transition))
     flat = {
         context: int(results.metric(transition, f"transition/tokens_within_10pct.{context}").estimate)
         for context in transition["slowdowns"]
@@ -741,7 +727,6 @@ def _transition(basis: ClaimEvidence) -> Iterator[Claim]:
         SAME if min(flat.values()) >= FLAT_TOKENS else DIFFERENT if max(flat.values()) < FLAT_TOKENS else OPEN,
         f"Same from {FLAT_TOKENS} tokens on, a row of the paper's width 10; where a core computes as long as it reads "
         "there is no flat part",
-        _command(transition),
     )
 
     contexts = sorted(transition["slowdowns"], key=int)
@@ -753,7 +738,6 @@ def _transition(basis: ClaimEvidence) -> Iterator[Claim]:
         + ", ".join(f"{_slowdown(transition, context)} behind {context}" for context in contexts),
         SAME if min(last) > max(first) else DIFFERENT if max(last) < min(first) else OPEN,
         "Each row attends to a cache of its own; told apart only where the ranges do not overlap",
-        _command(transition),
     )
 
 

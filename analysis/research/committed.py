@@ -22,10 +22,6 @@ RESULTS = Path(__file__).parents[1] / "results"
 BENCHMARK = "python -m pytest -n 0 -m benchmark tests/benchmarks/{}.py"  # the command that makes a file of results
 CLAIMS = RESULTS / "paper_claims.json"
 REPLICATES = 10_000
-LOGGED = (  # metrics of a run that are kept as they were logged
-    *("cost/c", "cost/c_ops", "lossless/identical", "lossless/divergences", "lossless/unexplained", "lossless/tv"),
-    *("repetition/share", "quality/log_likelihood", "quality/baseline_log_likelihood"),
-)
 
 Measured = Mapping[str, Any]  # The figures that a benchmark writes about one thing that it measured
 
@@ -62,10 +58,10 @@ def paired(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     return first.join(second.add_suffix("_over"), how="inner")
 
 
-def rate_difference(table: pd.DataFrame) -> Interval:
-    """Return tokens per round of the first less those of the second of two `paired` tables."""
+def rate_difference(table: pd.DataFrame, over: str = "tokens", under: str = "rounds", within: Range = ANY) -> Interval:
+    """Return one sum over another, tokens per round, of the first less those of the second of two `paired` tables."""
     return interval_of(
-        table, lambda sums: sums["tokens"] / sums["rounds"] - sums["tokens_over"] / sums["rounds_over"], ANY
+        table, lambda sums: sums[over] / sums[under] - sums[f"{over}_over"] / sums[f"{under}_over"], within
     )
 
 
@@ -123,11 +119,7 @@ def alpha(run: Measured) -> Interval:
 
 def alpha_difference(run: Measured, other: Measured) -> Interval:
     """Return the alpha of one run less that of another, paired by the prompts that both have."""
-    return interval_of(
-        paired(_alpha(run), _alpha(other)),
-        lambda sums: sums["numerator"] / sums["denominator"] - sums["numerator_over"] / sums["denominator_over"],
-        Range(-1.0, 1.0),
-    )
+    return rate_difference(paired(_alpha(run), _alpha(other)), "numerator", "denominator", Range(-1.0, 1.0))
 
 
 def metric(run: Measured, name: str) -> Interval:

@@ -6,7 +6,6 @@ same positions, so that texts are resampled for both at once.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -27,7 +26,6 @@ FLAT_END = (
     "The learning rate falls to 0, so that a curve is flat at its end does not say that more text would bring nothing."
 )
 KINDS = {"medusa": "independent", "grounded": "grounded"}  # of heads that are set side by side
-INDEPENDENT, GROUNDED = KINDS
 RESULT = RESULTS / "heads_accuracy.json"
 TOPS = ("top1", "top5")
 TITLE = "One choice of grounded heads against five of independent ones"
@@ -189,34 +187,21 @@ def load_accuracy(path: Path | str = RESULT) -> dict[str, Measured]:
     """
     with load_figures(path, "test_heads_accuracy", "accuracies", "accuracies of heads") as entries:
         by_kind = {entry["heads"]: entry for entry in entries}
-        both_kinds(by_kind)
+        counts_by_head(by_kind)
     return by_kind
 
 
-def both_kinds(by_kind: Mapping[str, Measured]) -> pd.DataFrame:
-    """Return by text the positions and hits of both kinds: columns asked_K, top1_K and top5_K for each head K, suffixed
-    `_medusa` and `_grounded`. Both have the same positions.
+def counts_by_head(by_kind: Mapping[str, Measured]) -> list[pd.DataFrame]:
+    """Return for each head a line by text: the positions (asked), and the hits of both kinds (grounded_top1, ...).
+    ValueError if the two kinds were not judged at the same positions.
     """
-    parts = []
-    for kind in KINDS:
-        entry = by_kind[kind]
-        columns = {
-            f"{name}_{head}_{kind}": values
-            for name in ("asked", *TOPS)
-            for head, values in enumerate(zip(*entry[name], strict=True), 1)
-        }
-        parts.append(pd.DataFrame(columns, index=entry["texts"]))
-    table = parts[0].join(parts[1], how="inner").astype(float)
-    heads = head_count(by_kind)
-    same = all((table[f"asked_{k}_{INDEPENDENT}"] == table[f"asked_{k}_{GROUNDED}"]).all() for k in heads)
-    if not same or table.empty:
+    first, second = (by_kind[kind] for kind in KINDS)
+    if any(first[name] != second[name] for name in ("texts", "asked")):
         raise ValueError("the two kinds of heads were not judged at the same positions")
-    return table
-
-
-def head_count(by_kind: Mapping[str, Measured]) -> range:
-    """Return the numbers of the heads that both kinds have, from 1."""
-    return range(1, min(len(by_kind[kind]["asked"][0]) for kind in KINDS) + 1)
+    counts = {"asked": first["asked"]}
+    counts |= {f"{word}_{top}": by_kind[kind][top] for kind, word in KINDS.items() for top in TOPS}
+    by_text = {name: pd.DataFrame(rows, index=first["texts"], dtype=float) for name, rows in counts.items()}
+    return [pd.DataFrame({name: rows[head] for name, rows in by_text.items()}) for head in by_text["asked"]]
 
 
 def accuracies(by_kind: Mapping[str, Measured]) -> pd.DataFrame:
@@ -226,20 +211,15 @@ def accuracies(by_kind: Mapping[str, Measured]) -> pd.DataFrame:
     the right token was among the most likely 1 or 5, given the true tokens before; lead: grounded_top1 less
     independent_top5, at the same positions.
     """
-    table = both_kinds(by_kind)
+    names = [f"{word}_{top}" for word in KINDS.values() for top in TOPS]
 
-    def values(head: int, sums: Columns) -> Mapping[str, np.ndarray]:
-        shares = {
-            f"{word}_{top}": sums[f"{top}_{head}_{kind}"] / sums[f"asked_{head}_{kind}"]
-            for kind, word in KINDS.items()
-            for top in TOPS
-        }
+    def values(sums: Columns) -> Mapping[str, np.ndarray]:
+        shares = {name: sums[name] / sums["asked"] for name in names}
         return shares | {"lead": shares["grounded_top1"] - shares["independent_top5"]}
 
-    ranges = dict.fromkeys((f"{word}_{top}" for word in KINDS.values() for top in TOPS), SHARE)
-    ranges["lead"] = Range(-1.0, 1.0)
-    lines = ({"head": head, **bootstrap(table, partial(values, head), ranges=ranges)} for head in head_count(by_kind))
-    return pd.DataFrame(lines)
+    ranges = dict.fromkeys(names, SHARE) | {"lead": Range(-1.0, 1.0)}
+    tables = enumerate(counts_by_head(by_kind), 1)
+    return pd.DataFrame([{"head": head, **bootstrap(table, values, ranges=ranges)} for head, table in tables])
 
 
 def accuracy_section(path: Path | str = RESULT) -> Section:
@@ -251,7 +231,7 @@ def accuracy_section(path: Path | str = RESULT) -> Section:
     except UsageError as error:
         return Section(TITLE, (str(error),))
     table = accuracies(by_kind)
-    entry = by_kind[GROUNDED]
+    entry = by_kind["grounded"]
     texts = counted(len(entry["texts"]), "text")
     setting = (
         f"{texts} ({entry['text']}), {int(sum(asked[0] for asked in entry['asked'])):,} positions of head 1, in pieces "

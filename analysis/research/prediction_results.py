@@ -54,18 +54,14 @@ def errors_section(sources: pd.DataFrame, title: str) -> Section:
 def prediction_families(path: Path = FAMILIES) -> Section:
     """Return how often predictions hold on simulated families of texts, a line per family."""
     seeds = pd.DataFrame(json.loads(path.read_text(encoding="utf-8"))["figures"])
-
-    def holds(name: str) -> pd.Series:
-        low, high = seeds[f"{name}_error_low"], seeds[f"{name}_error_high"]
-        inside = (low < 0) & (high > 0) & ((high - low) / 2 <= NARROW)
-        return (seeds[f"{name}_error"].abs() < NEAR) | inside
-
     shown = seeds.groupby("family", sort=False).size().rename("seeds").reset_index()
     shares = {}
     for name, label in NAMES.items():
-        ends = seeds[f"{name}_error"].groupby(seeds["family"], sort=False).agg(["min", "max"]).values
-        shown[f"{label}: worst errors"] = [f"{low:+.1%} to {high:+.1%}" for low, high in ends]
-        shares[name] = holds(name)
+        error, low, high = (seeds[f"{name}_error{end}"] for end in ("", "_low", "_high"))
+        ends = error.groupby(seeds["family"], sort=False).agg(["min", "max"]).values
+        shown[f"{label}: worst errors"] = [f"{least:+.1%} to {most:+.1%}" for least, most in ends]
+        inside = (low < 0) & (high > 0) & ((high - low) / 2 <= NARROW)
+        shares[name] = (error.abs() < NEAR) | inside
         shown[f"{label}: hold"] = shares[name].groupby(seeds["family"], sort=False).mean().map("{:.0%}".format).values
     words = (
         f"The worst error over gamma is below {NEAR:.0%}, or not significant with an interval of at most {NARROW:.0%} "

@@ -4,6 +4,7 @@ yet is said.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import nan
 from pathlib import Path
 
@@ -56,11 +57,11 @@ def claim_runs(path: Path | str = RESULT) -> dict[str, Measured]:
 
 def heads_sessions(path: Path | str = RESULT) -> list[Measured]:
     """Return the figures of the sessions with both kinds of heads, as `grounded_gain.sessions` has them."""
-    return [
-        {**row, "prompts": line["set"], "count": line["count"]}
-        for line in load_real(path, HEADS)
-        for row in line["figures"]
-    ]
+    return [row for line in load_real(path, HEADS) for row in _figures(line)]
+
+
+def _figures(line: Measured) -> list[Measured]:
+    return [{**row, "prompts": line["set"], "count": line["count"]} for row in line["figures"]]
 
 
 def real_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
@@ -182,17 +183,13 @@ def grounding_section(timed: Sequence[Measured]) -> Section:
         return _missing(title, HEADS)
     told, table = [], []
     for line in timed:
-        found = {
-            (each["method"], each["figure"]): Interval(each["value"], each["low"], each["high"])
-            for each in line["figures"]
-            if each["category"] == "all"
-        }
-        faster, more = (found[grounded_gain.PAIR, name] for name in ("speedup.ratio", "tokens_per_round.difference"))
+        figure = partial(grounded_gain.figure_of, _figures(line), line["set"])
+        faster, more = map(figure, ("speedup.ratio", "tokens_per_round.difference"))
         where = f"on {line['count']} prompts of {_where(line)}"
         told.append(f"{faster:.2f} times as fast as independent ones {where}, with {more:+.2f} tokens a round")
         for name in ("grounded", "medusa"):
             row = {"prompts": _where(line), "heads": name}
-            table.append(row | {shown: f"{found[name, key]:.2f}" for key, shown in grounded_gain.COLUMNS.items()})
+            table.append(row | {shown: f"{figure(key, name):.2f}" for key, shown in grounded_gain.COLUMNS.items()})
     answer = (
         f"Grounded heads are {'; '.join(told)}. Their paper has {grounded_gain.PUBLISHED_SPEEDUP} and "
         f"{heads_ablation.PUBLISHED_GAIN:+} for Vicuna-7B on MT-Bench. The card of the heads says how little they were "

@@ -156,14 +156,14 @@ def recommended(
     """
     primary, device = parts.primary, parts.target.device
     params = {key: str(value) for key, value in flattened(parts.plan.config).items()}
-    described = primary.drafter.describe()
+    form = str(primary.drafter.describe().get("format") or "")
     return recommend(
         Measured(
             params=params,
             depth=item.gamma,
             nodes=item.gamma if primary.structure.single else max(item.offered),
             speedup=item.speedup,
-            drafter=described,
+            format=form,
             predicted=True,
             lossless=primary.verifier.capabilities.lossless,
             machine=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu()["model"],

@@ -18,9 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 from rich import get_console
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from specdec.advice.advice import Advice, RoundCost, judge, predict, recommended
 from specdec.analysis.acceptance.stretches import fit_stretches, make_trace
@@ -48,7 +46,7 @@ from specdec.session.identify import arithmetic_notes
 from specdec.session.kept_answers import kept_at, key_of, keyed_by
 from specdec.session.parts import Parts, loading, open_parts, prepare
 from specdec.structures import Structure
-from specdec.terminal import print_lines, print_links
+from specdec.terminal import print_lines, print_links, print_table
 from specdec.text.streams import Stream, read_streams
 from specdec.timing.calls import Calibration, calibrate
 from specdec.timing.threads import settle_threads
@@ -397,29 +395,25 @@ def _statistic(sums: Columns) -> dict[str, np.ndarray]:
 def show(advice: Advice, recommendation: Recommendation, console: Console, folder: Path) -> None:
     """Print the table, the verdict, the notes, where the advice is, and how to serve the drafter."""
     alpha = "" if advice.alpha is None else f"alpha {advice.alpha:.3f}; "
-    table = Table(
-        box=SIMPLE_HEAD,
+    lines = [
+        [
+            f"{item.gamma}{'*' if item.gamma == advice.best_gamma else ''}",
+            f"{item.tokens_per_round:.2f}",
+            f"{item.speedup:.2f}",
+            *(f"{value:.3f}" for value in (item.cost.draft, item.cost.verify, item.cost.overhead)),
+            f"{item.pays_from_tokens:.2f}",
+            *("-" if value is None else f"{value:.3f}" for value in (item.pays_from_alpha, item.pays_below_c)),
+        ]
+        for item in advice.predictions
+    ]
+    print_table(
+        console,
+        [["gamma", "tokens/round", "speedup", "g", "v", "o", "from", "alpha", "c"], *lines],
         title=f"Predicted for {advice.label}, {advice.prompts} prompts, {advice.tokens} tokens of plain text",
         caption=f"{alpha}g, v, o: draft, verification and overhead of a round in calls of t1 = {advice.t1_ms:.2f} ms; "
         "it pays from these tokens per round, from this alpha, up to this cost c of a drafter step; "
         "95% prompt-bootstrap intervals; * fastest",
-        padding=0,
     )
-    for heading in ("gamma", "tokens/round", "speedup", "g", "v", "o", "from", "alpha", "c"):
-        table.add_column(heading, justify="right")
-    for item in advice.predictions:
-        table.add_row(
-            f"{item.gamma}{'*' if item.gamma == advice.best_gamma else ''}",
-            f"{item.tokens_per_round:.2f}",
-            f"{item.speedup:.2f}",
-            f"{item.cost.draft:.3f}",
-            f"{item.cost.verify:.3f}",
-            f"{item.cost.overhead:.3f}",
-            f"{item.pays_from_tokens:.2f}",
-            "-" if item.pays_from_alpha is None else f"{item.pays_from_alpha:.3f}",
-            "-" if item.pays_below_c is None else f"{item.pays_below_c:.3f}",
-        )
-    console.print(table)
     print_lines(console, advice.verdict, *advice.notes)
     print_links(console, {"results": str(folder)})
     for line in recommendation.lines(said=True):

@@ -50,14 +50,11 @@ class Starts:
 
         A chain ends before a position without a proposal. The end of the text is no limit: it may offer tokens beyond.
         """
-        size, ahead = len(along.m), 0
-        reach, m = np.zeros(size, dtype=int), np.zeros((size, gamma))
-        for position in reversed(range(size)):
-            ahead = ahead + 1 if along.proposed[position] else 0
-            reach[position] = ahead if position + ahead < size else gamma
-            known = along.m[position : position + min(gamma, ahead)]
-            m[position, : len(known)] = known
-        return cls(reach.clip(max=gamma), m)
+        places, silent = np.arange(len(along.m)), np.flatnonzero(~along.proposed)
+        ends = np.append(silent, len(along.m) + gamma)[np.searchsorted(silent, places)]
+        reach = (ends - places).clip(max=gamma)
+        ahead = sliding_window_view(np.append(along.m, np.zeros(gamma)), gamma)[: len(along.m)]
+        return cls(reach, np.where(np.arange(gamma) < reach[:, None], ahead, 0.0))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures.command_lines import stand_in_for_hydra
-from fixtures.faulty_server import FAULTS, Answers, Engine
+from fixtures.local_servers import FAULTS, Answers, Engine
 from fixtures.refusals import refused
 from fixtures.small_parts import composed_values
 

@@ -12,44 +12,32 @@ import pytest
 from fixtures.refusals import refused
 from fixtures.two_tiers import pairwise
 
+from specdec.certification import drafter_contract as contract
 from specdec.drafters.base import drafters
 from specdec.drafters.base.contract import Replay
 from specdec.records import TextStart
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
-from specdec.testing.drafter_contract import (
-    CHAIN_CHECKS,
-    CHECKS,
-    PROMPT,
-    SIZE,
-    Subject,
-    a_rejection_leaves_nothing_stale,
-    a_round_may_be_drafted_by_another,
-    drafts_are_well_formed,
-    draws_are_of_the_children,
-    q_can_have_given_the_token,
-    tokens_taken_back_leave_no_trace,
-)
 
 pytestmark = pytest.mark.usefixtures("models_opened_once")
 FILLS = {name: drafters.get(name).capabilities.fills for name in drafters.names()}
 ON_TREES = (
-    drafts_are_well_formed,
-    draws_are_of_the_children,
-    q_can_have_given_the_token,
-    a_round_may_be_drafted_by_another,
-    a_rejection_leaves_nothing_stale,
-    tokens_taken_back_leave_no_trace,
+    contract.drafts_are_well_formed,
+    contract.draws_are_of_the_children,
+    contract.q_can_have_given_the_token,
+    contract.a_round_may_be_drafted_by_another,
+    contract.a_rejection_leaves_nothing_stale,
+    contract.tokens_taken_back_leave_no_trace,
 )
 BRANCHING = [
     (name, structure, check)
     for name, fills in FILLS.items()
     for structure in sorted(fills - {"chain"})
-    for check in (ON_TREES if "chain" in fills else CHECKS)
+    for check in (ON_TREES if "chain" in fills else contract.CHECKS)
 ]
 CASES: dict[tuple[str, str], list[Any]] = defaultdict(list)  # the checks of a drafter in a structure
 for name, fills in FILLS.items():
-    CASES[name, "chain"] += [*CHECKS, *CHAIN_CHECKS] if "chain" in fills else []
+    CASES[name, "chain"] += [*contract.CHECKS, *contract.CHAIN_CHECKS] if "chain" in fills else []
 for *pair, check in sorted(pairwise(BRANCHING), key=BRANCHING.index):
     CASES[tuple(pair)].append(check)
 
@@ -58,8 +46,8 @@ for *pair, check in sorted(pairwise(BRANCHING), key=BRANCHING.index):
 def build(drafter_values, small_target):
     @cache
     def parts(name: str) -> Any:
-        target = small_target(name, SIZE, temperature=1.0)
-        return drafters.config(drafter_values(name, SIZE, target)), target
+        target = small_target(name, contract.SIZE, temperature=1.0)
+        return drafters.config(drafter_values(name, contract.SIZE, target)), target
 
     return lambda name: drafters.construct(parts(name)[0], target=parts(name)[1])
 
@@ -67,7 +55,7 @@ def build(drafter_values, small_target):
 @pytest.mark.parametrize(("name", "structure"), [case for case, checks in CASES.items() if checks])
 def test_the_contract_holds(build, make_structure, name, structure):
     """A sentence and the check's name say what does not hold."""
-    subject, skipped = Subject(lambda: build(name), lambda gamma: make_structure(structure, gamma)), []
+    subject, skipped = contract.Subject(lambda: build(name), lambda gamma: make_structure(structure, gamma)), []
     for check in CASES[name, structure]:
         try:
             check(subject)
@@ -114,4 +102,4 @@ def test_costs_and_declarations(build, name):
         assert drafter.capabilities.replay in ("calling", None), "its rounds do not follow from the text alone"
     if drafter.capabilities.needs_reference:
         with pytest.raises(ValueError, match="reference"):
-            drafter.start(TextStart(PROMPT, 1000, generator=generator_for(0, "prompt", "draft"), reference=None))
+            drafter.start(TextStart(contract.PROMPT, 1000, generator=generator_for(0, "prompt", "draft")))

@@ -144,14 +144,11 @@ def test_a_peer_that_fails_says_so_and_stops(target, monkeypatch):
     assert fresh.failure == "RuntimeError: no luck" and fresh(PROMPT) is None
 
 
-def test_drafts_of_a_compiled_run_are_never_tried_over_a_static_cache(target, tiny_model):
+def test_compiled_runs_try_a_static_cache_too_but_not_for_drafts(target, tiny_model):
     """A draft that reaches past its end would end the process."""
     for name in ("small_model", "ngram"):
         plain, drafting = made(target, name, tiny_model(SMALL), mode="inductor")
         assert (len(plain._settings), len(drafting._settings)) == (2, 1)
-
-
-def test_compiled_runs_try_a_static_cache_too():
     assert len(settings(torch.device("cpu"), mode=None)) == 1
     for device in ("cpu", "cuda"):
         _, static = settings(torch.device(device), mode="inductor")

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 from fixtures.gguf_files import NO_SMOLLM2
-from fixtures.llama_answers import GAMMA, PLAIN_MS, PROMPT_MS, ROUND_MS, serving
+from fixtures.local_servers import GAMMA, PLAIN_MS, PROMPT_MS, ROUND_MS, llama_cpp
 
 from specdec import certify, explain, gate, report
 from specdec.analysis.read.imported import ImportChoices
@@ -27,7 +27,7 @@ def prompts(tmp_path):
 @pytest.fixture
 def kept(in_process, prompts, tmp_path):
     """The files of the answers of three servers, and what was said of them."""
-    with serving(None) as plain, serving(ROUNDS) as fast, serving([2, 0, 1, 0]) as worse:
+    with llama_cpp(None) as plain, llama_cpp(ROUNDS) as fast, llama_cpp([2, 0, 1, 0]) as worse:
         asked = ("--prompts", prompts, "--tokens", "45", "--requests", "6", "--out", str(tmp_path / "kept"))
         ended = in_process(explain, f"plain={plain}", f"fast={fast}", f"worse={worse}", *asked)
     assert ended.code == 0, ended.error
@@ -59,7 +59,7 @@ def test_a_server_that_goes_away_leaves_the_answers_before_it(in_process, prompt
         return answer(*given)
 
     monkeypatch.setattr("specdec.serving.llama_cpp_server.answer", until_gone)
-    with serving(None) as plain, serving(ROUNDS) as fast:
+    with llama_cpp(None) as plain, llama_cpp(ROUNDS) as fast:
         servers = (f"plain={plain}", f"fast={fast}")
         ended = in_process(explain, *servers, "--prompts", prompts, "--tokens", "9", "--out", str(tmp_path))
     assert ended.code == 4 and "The server is gone." in ended.error
@@ -82,7 +82,7 @@ def test_a_report_has_rounds_and_loads_and_the_speed_beside_plain_answers(in_pro
 def test_rounds_are_counted_though_tokens_are_silent_or_cut(tmp_path, tokens, rounds):
     path = tmp_path / "answers.jsonl"
     for mistake in ("", "silent"):
-        with serving(ROUNDS, mistake) as address:
+        with llama_cpp(ROUNDS, mistake) as address:
             path.write_text(json.dumps(answer(address, "Text", tokens)) + "\n", encoding="utf-8")
         point = read_loads(path).points.iloc[0]
         assert point["drafts"] == rounds and point["step_ms"] == pytest.approx(ROUND_MS, rel=1e-4)
@@ -105,7 +105,7 @@ def test_bad_addresses_are_one_sentence(in_process, prompts, arguments, sentence
 
 
 def test_a_server_of_another_engine_is_said():
-    with serving(None, "other") as address, pytest.raises(UsageError, match="not answer /completion with the timings"):
+    with llama_cpp(None, "other") as address, pytest.raises(UsageError, match="not answer /completion with the timing"):
         answer(address, "Text", 4)
 
 

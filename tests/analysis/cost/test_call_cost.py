@@ -62,7 +62,7 @@ def test_one_context_puts_its_share_into_the_fixed_cost_and_needs_three_sizes():
     assert table.to_dict("records") == [{"rows": 1, "context": 8, "seconds": 2.0, "calls": 3}]  # the median
 
 
-def test_held_out_errors_show_noise():
+def test_held_out_errors_show_noise_and_a_size_that_was_not_seen():
     def fit(table):
         return fit_cost(table, PRODUCTS, 1e9)
 
@@ -71,15 +71,11 @@ def test_held_out_errors_show_noise():
     assert 0.01 < noisy.median < 0.15 and noisy.cells == 27
     assert held_out(call_table(cells(model())), fit, "context").worst < 1e-2
     assert held_out(call_table(cells(model(), contexts=(64, 512))), fit, "context") is None
-
-
-def test_a_held_out_size_is_not_seen():
-    """All sizes but one are exact, so that the others foretell what the odd one ought to be: half of what it was."""
+    # All sizes but one are exact, so that the others foretell what the odd one ought to be: half of what it was.
     odd = cells(model())
     for cell in odd:
         cell["seconds"] = [value * (2 if cell["rows"] == 64 else 1) for value in cell["seconds"]]
-    error = held_out(call_table(odd), lambda table: fit_cost(table, PRODUCTS, 1e9))
-    assert error.worst == pytest.approx(0.5, abs=1e-3)
+    assert held_out(call_table(odd), fit).worst == pytest.approx(0.5, abs=1e-3)
 
 
 def test_no_other_parameters_have_smaller_relative_errors():
@@ -166,11 +162,8 @@ def test_two_calls_tell_what_reading_and_computing_cost(reading, computing):
     assert predicted_calls(TOKENS, READS, seen, (1, 5)) / seconds == pytest.approx(1)
 
 
-def test_a_call_is_never_predicted_to_gain_by_tokens():
+def test_a_call_is_never_predicted_to_gain_by_tokens_and_one_call_tells_too_little():
     predicted = predicted_calls(TOKENS, READS, 5 + 0.01 * TOKENS, (1, 8))
     assert predicted / READS == pytest.approx(predicted[0] / READS[0])
-
-
-def test_one_call_tells_too_little():
     with pytest.raises(ValueError, match=r"calls on \[1, 99\] tokens tell no two coefficients"):
         predicted_calls(TOKENS, READS, READS, (1, 99))

@@ -35,7 +35,7 @@ def measured(
     params |= {"drafter.of.name": "small_model", "drafter.of.model": "org/draft"} if drafter == "adaptive" else {}
     params |= {"drafter.models": "['org/draft']"} if drafter == "spec_tree" else {}
     params |= {key.replace("__", "."): str(value) for key, value in changes.items()}
-    return Measured(params, 4, nodes, speedup, {"format": form} if form else {}, machine="EPYC")
+    return Measured(params, 4, nodes, speedup, form, machine="EPYC")
 
 
 def commands(one: Measured) -> tuple[str, ...]:

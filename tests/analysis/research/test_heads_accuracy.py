@@ -11,17 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.research.heads_accuracy import (
-    RESULT,
-    accuracies,
-    accuracy_section,
-    final_accuracies,
-    load_accuracy,
-    load_history,
-    overtakes,
-    shipped_histories,
-    training_section,
-)
+from specdec.analysis.research import heads_accuracy as heads
 from specdec.errors import UsageError
 from specdec.published.network_files import shipped_file
 
@@ -60,7 +50,7 @@ def written(path: Path, counts: dict[str, dict[str, Any]]) -> Path:
 
 def test_shares_are_over_all_positions_and_the_lead_is_paired():
     counts = found()
-    table = accuracies(counts).set_index("head")
+    table = heads.accuracies(counts).set_index("head")
     asked = np.array(counts["grounded"]["asked"])[:, 3]
     one, five = np.array(counts["grounded"]["top1"])[:, 3], np.array(counts["medusa"]["top5"])[:, 3]
     last = table.loc[4]
@@ -84,7 +74,7 @@ def test_shares_are_over_all_positions_and_the_lead_is_paired():
     ],
 )
 def test_the_answer_follows_from_the_interval(tmp_path, lead, words, earlier):
-    section = accuracy_section(written(tmp_path / "x.json", found(lead)))
+    section = heads.accuracy_section(written(tmp_path / "x.json", found(lead)))
     assert words in section.text[0] and earlier in section.text[0]
     ((_, shown),) = section.tables
     assert shown["head"].tolist() == [1, 2, 3, 4] and len(section.figures) == 1
@@ -94,12 +84,12 @@ def test_other_positions_are_refused_and_a_missing_file_says_what_makes_it(tmp_p
     counts = found()
     counts["medusa"]["asked"][0][3] += 1
     with pytest.raises(UsageError, match="holds no accuracies"):
-        load_accuracy(written(tmp_path / "x.json", counts))
-    assert "-m benchmark" in accuracy_section(tmp_path / "none.json").text[0]
+        heads.load_accuracy(written(tmp_path / "x.json", counts))
+    assert "-m benchmark" in heads.accuracy_section(tmp_path / "none.json").text[0]
 
 
 def test_the_committed_result_is_of_the_heads_that_come_with_specdec():
-    for name, entry in load_accuracy(RESULT).items():
+    for name, entry in heads.load_accuracy(heads.RESULT).items():
         assert entry["file_sha256"] == hashlib.sha256(shipped_file(name).read_bytes()).hexdigest()
         assert len(entry["texts"]) == len(set(entry["texts"])) >= 20
 
@@ -119,7 +109,7 @@ def history(path: Path, *finals: float) -> Path:
 
 
 def test_scored_steps_are_kept_with_one_choice_and_with_five(tmp_path):
-    assert load_history(history(tmp_path / "a.csv", 0.4, 0.2)).to_dict("list") == {
+    assert heads.load_history(history(tmp_path / "a.csv", 0.4, 0.2)).to_dict("list") == {
         "step": [2, 4], "tokens": [20, 40], "target": [0.5, 0.5], "head_1": [0.2, 0.4], "head_2": [0.1, 0.2],
         "top5_target": [0.7, 0.7], "top5_head_1": [0.4, 0.8], "top5_head_2": [0.2, 0.4],
     }  # fmt: skip
@@ -132,16 +122,16 @@ def test_scored_steps_are_kept_with_one_choice_and_with_five(tmp_path):
         if content is not None:
             path.write_text(content)
         with pytest.raises(UsageError, match=words):
-            load_history(path)
+            heads.load_history(path)
 
 
 def test_the_fall_is_named_by_kind(tmp_path):
     histories = {
-        "medusa": load_history(history(tmp_path / "a.csv", 0.4, 0.2, 0.1)),
-        "grounded": load_history(history(tmp_path / "b.csv", 0.5, 0.45, 0.4)),
+        "medusa": heads.load_history(history(tmp_path / "a.csv", 0.4, 0.2, 0.1)),
+        "grounded": heads.load_history(history(tmp_path / "b.csv", 0.5, 0.45, 0.4)),
     }
-    assert final_accuracies(histories)["kept"].to_dict() == pytest.approx({"medusa": 0.25, "grounded": 0.8})
-    section = training_section(histories, "somewhere")
+    assert heads.final_accuracies(histories)["kept"].to_dict() == pytest.approx({"medusa": 0.25, "grounded": 0.8})
+    section = heads.training_section(histories, "somewhere")
     fall, lead = section.text[:2]
     assert "independent heads end at 0.400 for head 1 and 0.100 for the last, which keeps 25% of it" in fall
     assert "falls least steeply with position for grounded heads" in fall
@@ -152,23 +142,23 @@ def test_the_fall_is_named_by_kind(tmp_path):
     ((_, table),) = section.tables
     assert table["heads"].tolist() == ["independent"] * 3 + ["grounded"] * 3
     assert table["top-5"].tolist() == [0.8, 0.4, 0.2, 1.0, 0.9, 0.8]
-    other = training_section({"grounded": histories["medusa"], "medusa": histories["grounded"]})
+    other = heads.training_section({"grounded": histories["medusa"], "medusa": histories["grounded"]})
     assert "falls least steeply with position for independent heads" in other.text[0]
     assert other.text[1].startswith("At no time up to the end one choice of grounded head 3")
-    assert "least steeply" not in training_section({"medusa": histories["medusa"]}).text[0]
+    assert "least steeply" not in heads.training_section({"medusa": histories["medusa"]}).text[0]
 
 
 def test_a_lead_that_is_lost_again_is_no_lead():
     tokens = [10, 20, 30, 40]
     one = pd.DataFrame({"tokens": tokens, "head_1": [0.0] * 4, "head_2": [0.3, 0.1, 0.3, 0.4]})
     five = pd.DataFrame({"tokens": tokens, "head_1": [0.9] * 4, "top5_head_2": [0.2] * 4})
-    assert overtakes(one, five) == 30
-    assert overtakes(one.assign(head_2=0.5), five) == 10
-    assert overtakes(one.assign(head_2=[0.5, 0.5, 0.5, 0.2]), five) is None
+    assert heads.overtakes(one, five) == 30
+    assert heads.overtakes(one.assign(head_2=0.5), five) == 10
+    assert heads.overtakes(one.assign(head_2=[0.5, 0.5, 0.5, 0.2]), five) is None
 
 
 def test_the_shipped_histories_have_the_same_heads_and_text():
-    histories = shipped_histories()
+    histories = heads.shipped_histories()
     assert list(histories) == ["medusa", "grounded"]
     medusa, grounded = histories.values()
     assert list(medusa) == list(grounded) and medusa["tokens"].tolist() == grounded["tokens"].tolist()

@@ -4,6 +4,7 @@ from unittest import SkipTest
 
 import pytest
 import torch
+from fixtures.suite_outcomes import outcomes
 
 from specdec.certification.table_drafts import fill
 from specdec.drafters.base import Drafter, DrafterCapabilities
@@ -13,20 +14,6 @@ from specdec.testing import cases_of, drafter_cases, verifier_cases
 
 # Cases that take seconds: tiny models, and the law of texts whose every draft is drawn. Each is tried once.
 GREEDY, TEXTS = "chain: greedy identity", "chain: exact law of texts"
-
-
-def outcomes(cases):
-    """The sentence with which each case fails, by its name: "" where it passes, None where it is skipped."""
-    found = {}
-    for case in cases:
-        try:
-            case.run()
-            found[case.name] = ""
-        except SkipTest:
-            found[case.name] = None
-        except AssertionError as error:
-            found[case.name] = str(error)
-    return found
 
 
 class Follower(Drafter):

@@ -6,7 +6,9 @@ A package of others runs it on its own parts, by the name under which they are r
     def test_conformance(case):
         case.run()
 
-It needs no model and no GPU: parts are tried on a table of five tokens and on tiny random models.
+It is what specdec's own parts have to pass. It needs no model and no GPU: parts are tried on a table of five tokens and
+on tiny random models. A structure of another name than specdec's four is enumerated once a function in `FILL` fills it,
+in the `WAYS` it says.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,21 +19,14 @@ from unittest import SkipTest
 
 import torch
 
+from specdec.certification import exact
 from specdec.certification.certificate import Check
+from specdec.certification.drafter_contract import CHAIN_CHECKS, CHECKS, SIZE, Subject, require, walk
 from specdec.certification.enumeration import Enumeration
-from specdec.certification.exact import (
-    CUTS,
-    EXACT,
-    arm_of,
-    bias,
-    drafter_checks,
-    law_pair,
-    random_law,
-    rule_checks,
-    table_target,
-)
 from specdec.certification.greedy_identity import drafter_identity, identity_checks
-from specdec.certification.table_drafts import FILL, WAYS, TableDrafter, small_structure
+from specdec.certification.table_drafts import FILL as FILL
+from specdec.certification.table_drafts import WAYS as WAYS
+from specdec.certification.table_drafts import TableDrafter, small_structure
 from specdec.certification.tiny_models import VOCABULARY, load_tiny_model
 from specdec.drafters import Drafter, drafters
 from specdec.drafters.base import DrafterCapabilities
@@ -43,7 +38,6 @@ from specdec.sampling import SamplingConfig, probabilities
 from specdec.structures.base import Structure, structures
 from specdec.targets import Target, targets
 from specdec.targets.causal import Causal
-from specdec.testing.drafter_contract import CHAIN_CHECKS, CHECKS, SIZE, Subject, require, walk
 from specdec.verifiers import verifiers
 
 Make = Callable[[Target], Drafter]
@@ -86,10 +80,10 @@ def cases_of(make: Make, capabilities: DrafterCapabilities) -> list[ConformanceC
         subject = _subject(make, capabilities, structure)
         checks = (*CHECKS, *CHAIN_CHECKS) if structure == "chain" else CHECKS
         cases += _cases(subject, *checks, prefix=f"{structure}: ")
-        exact = partial(drafter_checks, make, verifiers.build({"name": "speculative_sampling"}), structure)
+        law = partial(exact.drafter_checks, make, verifiers.build({"name": "speculative_sampling"}), structure)
         rule, shape = verifiers.build({"name": "greedy"}), small_structure(structure, _DEPTH)
         greedy = partial(drafter_identity, make, rule, shape)
-        for name, proof in (("exact law of texts", exact), ("greedy identity", greedy)):
+        for name, proof in (("exact law of texts", law), ("greedy identity", greedy)):
             cases.append(ConformanceCase(f"{structure}: {name}", partial(_all_passed, proof, capabilities.lossless)))
     return cases
 
@@ -101,9 +95,9 @@ def verifier_cases(name: str, **changes: Any) -> list[ConformanceCase]:
     verifier = verifiers.build(_values("verifier", name) | changes)
     cases = []
     for structure in sorted(verifier.capabilities.handles & FILL.keys()):
-        exact = partial(rule_checks, verifier, structure)
+        law = partial(exact.rule_checks, verifier, structure)
         greedy = partial(identity_checks, verifier, small_structure(structure, _DEPTH))
-        for what, proof in (("exact law of rounds and texts", exact), ("greedy identity", greedy)):
+        for what, proof in (("exact law of rounds and texts", law), ("greedy identity", greedy)):
             run = partial(_all_passed, proof, verifier.capabilities.lossless)
             cases.append(ConformanceCase(f"{structure}: {what}", run))
     return cases
@@ -171,7 +165,7 @@ def _subject(make: Make, capabilities: DrafterCapabilities, structure: str) -> S
         if capabilities.runs_target:
             target: Target = Causal(load_tiny_model("llama"), _SAMPLED)
         else:
-            target = table_target(random_law(SIZE, 0), temperature=1.0)
+            target = exact.table_target(exact.random_law(SIZE, 0), temperature=1.0)
         try:
             drafter = make(target)
         except UsageError as refusal:
@@ -235,11 +229,12 @@ def exact_law_of_a_round(structure: Structure) -> None:
     for depth, (size, most) in _ENUMERATED.items():
         shape = structure.resized(depth)
         if structure.name in WAYS and 0 < shape.nodes <= most:
-            target, q = law_pair(size, 1.0, CUTS["uncut"])
+            target, q = exact.law_pair(size, 1.0, exact.CUTS["uncut"])
             rule = verifiers.build({"name": "speculative_sampling"})
             for way in WAYS[structure.name]:
-                error = bias(Enumeration(), arm_of(target, TableDrafter(q, way), rule, shape), roots=[0])
-                require(error <= EXACT, f"With {way} drafts a round has another law than the target's ({error:.1e}).")
+                error = exact.bias(Enumeration(), exact.arm_of(target, TableDrafter(q, way), rule, shape), roots=[0])
+                sentence = f"With {way} drafts a round has another law than the target's ({error:.1e})."
+                require(error <= exact.EXACT, sentence)
             return
     raise SkipTest("a draft of one or two levels is too large to enumerate, or nothing of `FILL` fills it")
 

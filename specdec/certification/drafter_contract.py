@@ -53,11 +53,12 @@ def states(drafter: Drafter, tokens: Sequence[int]) -> Tensor:
     return one_hot(torch.tensor(tokens, dtype=torch.long), drafter.capabilities.state_width or SIZE).double()
 
 
-def begin(drafter: Drafter, prompt: Sequence[int] = PROMPT, reference: Sequence[int] = TEXT, seed: int = 0) -> None:
-    """Start a text, with the generator of a seed."""
+def begin(drafter: Drafter, prompt: Sequence[int] = PROMPT, reference: Sequence[int] = TEXT, seed: int = 0) -> Drafter:
+    """Start a text, with the generator of a seed; return the drafter."""
     wanted = reference if drafter.capabilities.needs_reference else None
     text = TextStart(prompt, 1000, generator=generator_for(seed, "prompt", "draft"), reference=wanted)
     drafter.start(text, states(drafter, prompt[:-1]))
+    return drafter
 
 
 def observe(drafter: Drafter, draft: Draft, root: int) -> None:
@@ -147,8 +148,7 @@ def the_same_generator_gives_the_same_drafts(subject: Subject) -> None:
 
 def without_q_the_draft_follows_from_its_state(subject: Subject) -> None:
     """Check that a draft without q is repeated when asked for again: a point mass leaves nothing to chance."""
-    drafter, shape = subject.make(), subject.shape(3)
-    begin(drafter)
+    drafter, shape = begin(subject.make()), subject.shape(3)
     for step in range(4):
         one, two = drafter.draft(shape), drafter.draft(shape)
         if one.q is None:
@@ -199,17 +199,14 @@ def q_is_the_law_of_the_draws(subject: Subject) -> None:
 
 def nothing_is_drafted_where_nothing_fits(subject: Subject) -> None:
     """Check the draft for a structure without nodes, which ends of texts ask for."""
-    drafter = subject.make()
-    begin(drafter)
-    empty = drafter.draft(subject.shape(4).clamped(0))
+    empty = begin(subject.make()).draft(subject.shape(4).clamped(0))
     nothing = len(empty) == 0 and empty.tokens.shape == (0,) and empty.source == ()
     require(nothing, "A draft should be empty where the structure has no nodes: the text ends there.")
 
 
 def a_new_text_starts_from_nothing(subject: Subject) -> None:
     """Check that drafts after `start` do not depend on the text before."""
-    used, shape = subject.make(), subject.shape(DEPTH)
-    begin(used, [4, 4, 4, 2, 2, 4, 4], [2, 4, 4], seed=9)
+    used, shape = begin(subject.make(), [4, 4, 4, 2, 2, 4, 4], [2, 4, 4], seed=9), subject.shape(DEPTH)
     observe(used, used.draft(shape), 2)
     used.commit([2, 4])
     same = all(alike(*pair) for pair in zip(walk(used, shape), subject.drafts(DEPTH), strict=True))
@@ -218,13 +215,11 @@ def a_new_text_starts_from_nothing(subject: Subject) -> None:
 
 def a_round_may_be_drafted_by_another(subject: Subject) -> None:
     """Check that a drafter keeps up with rounds that it did not draft, or whose drafts were rejected."""
-    drafter, shape = subject.make(), subject.shape(3)
-    begin(drafter)
+    drafter, shape = begin(subject.make()), subject.shape(3)
     drafter.draft(shape)
     for first, last in ((0, 2), (2, 5), (5, 6)):
         commit(drafter, first, last)
-    draft, fresh = drafter.draft(shape), subject.make()
-    begin(fresh, [*PROMPT, *TEXT[:6]], TEXT[6:])
+    draft, fresh = drafter.draft(shape), begin(subject.make(), [*PROMPT, *TEXT[:6]], TEXT[6:])
     require_same(drafter, draft, fresh.draft(shape), "after rounds of another drafter")
 
 
@@ -237,16 +232,14 @@ def a_rejection_leaves_nothing_stale(subject: Subject) -> None:
         raise SkipTest(f"it declares replay={drafter.capabilities.replay!r}: drafts depend on earlier rounds")
     begin(drafter)
     for position in range(len(TEXT) - 1):
-        draft, fresh = drafter.draft(shape), subject.make()
-        begin(fresh, [*PROMPT, *TEXT[:position]], TEXT[position:])
+        draft, fresh = drafter.draft(shape), begin(subject.make(), [*PROMPT, *TEXT[:position]], TEXT[position:])
         require_same(drafter, draft, fresh.draft(shape), f"after {position} rounds")
         commit(drafter, position, position + 1)
 
 
 def tokens_taken_back_leave_no_trace(subject: Subject) -> None:
     """Check that a drafter which takes tokens back drafts for the shorter text, and for the text that replaces it."""
-    drafter, shape = subject.make(), subject.shape(3)
-    begin(drafter)
+    drafter, shape = begin(subject.make()), subject.shape(3)
     drafter.draft(shape)
     drafter.commit(TEXT[:2])
     if not drafter.retract(2):
@@ -261,8 +254,7 @@ def tokens_taken_back_leave_no_trace(subject: Subject) -> None:
         drafter.commit([*TEXT[:kept], *wrong][-len(wrong) - 1 :])
         drafter.draft(shape)
         take_back(len(wrong) + 1)
-        fresh = subject.make()
-        begin(fresh)
+        fresh = begin(subject.make())
         require_same(drafter, drafter.draft(shape), fresh.draft(shape), "after tokens were taken back")
         commit(drafter, 0, kept)
         begin(fresh, [*PROMPT, *TEXT[:kept]])
