@@ -39,11 +39,9 @@ class StrategyComparison:
 
     def beside(self, values: np.ndarray, **other: Any) -> np.ndarray:
         """Return the values [1 + B, C] of the strategy with `other` in place of some keys for each; else NaN."""
-        keys = list(self.cells.itertuples(index=False, name=None))
-        partners = list(self.cells.assign(**other).itertuples(index=False, name=None))
-        places = {key: place for place, key in enumerate(keys)}
-        none = np.full(len(values), np.nan)
-        return np.stack([values[:, places[key]] if key in places else none for key in partners], axis=1)
+        partners = pd.MultiIndex.from_frame(self.cells.assign(**other))
+        places = pd.MultiIndex.from_frame(self.cells).get_indexer(partners)  # -1 of one that was not compared
+        return np.where(places >= 0, values[:, places], np.nan)
 
     def of_rules(self, plain: Mapping[str, Any], strict: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Return what rules of acceptance earn and cost, [1 + B, C] each: rate (tokens per round), speedup (seconds per
@@ -89,9 +87,9 @@ def compare(
     table: pd.DataFrame, keys: Sequence[str], columns: Sequence[str], replicates: int, seed: int
 ) -> StrategyComparison:
     """Add up `columns` by prompt and strategy (`keys`), and draw the replicates. Every strategy has any number of lines
-    for every prompt; a value that is missing (NaN) should be so in all lines of a strategy.
+    for every prompt; a value that is missing (NaN) in one of its lines is missing of the strategy.
     """
-    wide = table.groupby(["prompt", *keys])[list(columns)].sum(min_count=1)
+    wide = table.groupby(["prompt", *keys])[list(columns)].sum(skipna=False)
     prompts = wide.index.get_level_values("prompt").unique()
     cells = wide.index.droplevel("prompt").unique().to_frame(index=False)
     drawn = with_replicates(wide.to_numpy(dtype=float).reshape(len(prompts), -1), replicates, seed)

@@ -157,7 +157,7 @@ def ablation_sets(studies: Labelled) -> list[Section]:
         about, replay, histograms = study.about, study.tables["replay"], study.tables["histograms"]
         names = strategies(histograms)
         tokens = tokens_per_call(replay, ["k", "w"], about.replicates, about.seed).iloc[0]
-        parts = contributions(histograms, replay, names, about.replicates, about.seed) if names else pd.DataFrame()
+        parts = contributions(histograms, replay, names, about) if names else pd.DataFrame()
         lines = parts.to_dict("records")
         ordered = sorted(lines, key=lambda line: -line["tokens"] if line["tokens"] > 0 else 0.0)
         said = ", ".join(f"{line['strategy']} {max(0.0, line['tokens']):.0%}" for line in ordered)

@@ -4,6 +4,7 @@ The four verbs are timed; keeping the record of a round happens between rounds a
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -67,6 +68,39 @@ def decode_round(
     return Decided(draft, p, acceptance, committed, chain), marks
 
 
+@dataclass
+class GrowingText:
+    """A text that is being decoded, alone or in a batch."""
+
+    request: Request
+    prefill: tuple[object, object]  # clock readings before and after it
+    tokens: list[int] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    finish: str = ""  # what has ended it, see `Generation`; "" while it grows
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be written."""
+        return self.request.max_new_tokens - len(self.tokens)
+
+    def add(
+        self, decided: Decided, verifier: Verifier, marks: Marks, end_tokens: frozenset[int], batch: int = 1
+    ) -> None:
+        """Append a round, which may end the text; `batch` sequences shared its step."""
+        context = len(self.request.prompt) + len(self.tokens)
+        self.tokens.extend(decided.committed)
+        if self.tokens[-1] in end_tokens:
+            self.finish = "end_token"
+        elif self.room == 0:
+            self.finish = "limit"
+        self.rounds.append(record(decided, verifier, context, self.finish, marks, batch))
+
+    def generation(self, watched: tuple[float, float] = (0.0, 0.0)) -> Generation:
+        """Return the text as it is; "failed" where nothing has ended it."""
+        prompt, finish = tuple(self.request.prompt), self.finish or "failed"
+        return Generation(prompt, tuple(self.tokens), tuple(self.rounds), self.prefill, finish, watched)
+
+
 @torch.inference_mode()
 def generate(
     target: Target, drafter: Drafter, verifier: Verifier, structure: Structure, request: Request, clock: Clock
@@ -74,30 +108,19 @@ def generate(
     """Decode one prompt to its end token or to the request's limit. NumericsError where the target's logits are not
     finite: its `partial` has the rounds before.
     """
-    prompt, limit, end_tokens = tuple(request.prompt), request.max_new_tokens, target.end_tokens
-    before, began = clock.watch.read(), clock.mark()
-    length = len(prompt) + limit
+    prompt, before, began = tuple(request.prompt), clock.watch.read(), clock.mark()
+    length = len(prompt) + request.max_new_tokens
     target.start(TextStart(prompt, length + target.room(structure.tree), structure.branches))
     random, reference = request.draft_generator, request.reference
     drafts = TextStart(prompt, length + structure.nodes + 1, generator=random, reference=reference, in_step=True)
     drafter.start(drafts, target.states)
-    prefill, watched = (began, clock.mark()), (before, clock.watch.read())
+    text, watched = GrowingText(request, (began, clock.mark())), (before, clock.watch.read())
     generator = request.accept_generator
-    tokens: list[int] = []
-    rounds: list[Round] = []
-    finish = ""
-    while not finish:
+    while not text.finish:
         try:
-            room = limit - len(tokens)
-            decided, marks = decode_round(target, drafter, verifier, structure, generator, clock, room)
+            decided, marks = decode_round(target, drafter, verifier, structure, generator, clock, text.room)
         except NumericsError as error:
-            error.partial = Generation(prompt, tuple(tokens), tuple(rounds), prefill, "failed")
+            error.partial = text.generation()
             raise
-        context = len(prompt) + len(tokens)
-        tokens.extend(decided.committed)
-        if tokens[-1] in end_tokens:
-            finish = "end_token"
-        elif len(tokens) == limit:
-            finish = "limit"
-        rounds.append(record(decided, verifier, context, finish, marks))
-    return Generation(prompt, tuple(tokens), tuple(rounds), prefill, finish, watched)
+        text.add(decided, verifier, marks, target.end_tokens)
+    return text.generation(watched)

@@ -37,7 +37,7 @@ def findings(tables: Tables, about: About) -> Findings:
     if not names:
         text = f"The drafter proposed nothing in {int(replay['rounds'].sum()):,} rounds: there is nothing to attribute."
         return Findings((Section("Contribution of strategies", (text, *origin)),))
-    parts = contributions(histograms, replay, names, about.replicates, about.seed)
+    parts = contributions(histograms, replay, names, about)
     whole = tokens_per_call(replay, ["k", "w"], about.replicates, about.seed).iloc[0]
     shares = {
         name: {each: distribution(histograms, replay, name, each, about) for each in names} for name in _HISTOGRAMS
@@ -148,9 +148,7 @@ def distribution(
     return StrategyComparison(cells, {}, len(wide)).table({"share": shares}, {"share": SHARE})
 
 
-def contributions(
-    histograms: pd.DataFrame, replay: pd.DataFrame, names: Sequence[str], replicates: int, seed: int
-) -> pd.DataFrame:
+def contributions(histograms: pd.DataFrame, replay: pd.DataFrame, names: Sequence[str], about: About) -> pd.DataFrame:
     """Return a line for each strategy: rows (offered in a round), wins (share of rounds in which its row was accepted),
     of_rows and of_wins (its shares of all rows and of all won rounds), per_row (won rounds for each row offered),
     tokens (its share of all accepted tokens), length (mean accepted tokens in the rounds it won); each with _low and
@@ -164,7 +162,7 @@ def contributions(
             part = mine[mine["histogram"] == histogram]
             values = part["count"] * (part["value"] if weighted else 1)
             per_prompt[f"{column}{index}"] = values.groupby(part["prompt"]).sum()
-    drawn = with_replicates(per_prompt.fillna(0).to_numpy(dtype=float), replicates, seed)
+    drawn = with_replicates(per_prompt.fillna(0).to_numpy(dtype=float), about.replicates, about.seed)
     rounds = drawn[:, :1]
     rows, wins, tokens = (drawn[:, 1 + at :: 3] for at in range(3))  # [1 + B, strategies] each
 

@@ -273,7 +273,7 @@ def plus_minus(mean: float, deviation: float) -> str:
 
 def _whole(found: WholeRuns, texts: int, fastest: Shape, about: About) -> Section:
     runs, shapes = int(found.shapes["runs"].max()), found.shapes
-    names = _names(shapes)
+    names = list(map(str, zip(shapes["k"], shapes["w"], strict=True)))
     speedups = [plus_minus(*pair) for pair in zip(shapes["speedup"], shapes["deviation"], strict=True)]
     lines = zip(names, speedups, shapes["tokens"], strict=True)
     said = "; ".join(f"{name} {speedup} at {tokens:.2f} tokens per call" for name, speedup, tokens in lines)
@@ -298,7 +298,8 @@ def _whole(found: WholeRuns, texts: int, fastest: Shape, about: About) -> Sectio
 
 def _live(check: pd.DataFrame, live: pd.DataFrame, about: About) -> Section:
     dtype, streams = str(live["dtype"].iloc[0]), int(check["streams"].max())
-    repeats, names, spread = int(live["repeat"].nunique()), _names(check), check["deviation"].max()
+    repeats, spread = int(live["repeat"].nunique()), check["deviation"].max()
+    names = list(map(str, zip(check["k"], check["w"], strict=True)))
     same, of = int(check["same_rounds"].sum()), int(check["streams"].sum())
     worst = check.loc[check["error"].abs().idxmax()]
     end = f"; in {dtype} rounding can change a token where two are nearly as likely, in float32 it does not."
@@ -336,10 +337,6 @@ def _live(check: pd.DataFrame, live: pd.DataFrame, about: About) -> Section:
     caption = f"{counted(streams, 'text')} decoded live, {counted(repeats, 'repeat')}"
     shown = listed(check.assign(shape=names, live=measured), columns)
     return Section("Live runs in the corners", text, ((caption, shown),), (("live", figure),))
-
-
-def _names(shapes: pd.DataFrame) -> list[str]:
-    return [f"({k}, {w})" for k, w in zip(shapes["k"], shapes["w"], strict=True)]
 
 
 @style.in_style

@@ -47,12 +47,12 @@ def findings(tables: Tables, about: About) -> Findings:
         name: {context: Growth(each, context) for context in sorted(set(cells[name]["context"]))}
         for name, each in ways.items()
     }
-    ridge, tiles = roofline_ridge(intensity, middle), grown.get("packed", {}).get(middle)
     sections = (
         _slowdown_section(tables["block_times"], cells, grown[first][middle], middle, about),
-        _bound_section(times, grown[first], product_lines(intensity, middle), middle, ridge, tiles, about),
+        _bound_section(times, grown, intensity, middle, about),
         _context_section(times, cells, contexts),
     )
+    ridge = roofline_ridge(intensity, middle)
     metrics, curves = {"ridge.roofline": np.nan if ridge is None else ridge}, {}
     ratios = rows_over_packed(cells)
     for context in contexts:
@@ -156,17 +156,6 @@ def shape_effect(times: pd.DataFrame, context: int) -> tuple[float, int] | None:
     return (float(np.median(ratios)), len(ratios)) if ratios else None
 
 
-def crossing(tokens: np.ndarray, operations: np.ndarray, threshold: float) -> float | None:
-    """Return the size at which operations per byte reach `threshold`, between two sizes on a straight line; None if
-    they do not. Sizes are ascending; a threshold below the first value is reached at the smallest size.
-    """
-    above = np.flatnonzero(operations >= threshold)
-    if not len(above):
-        return None
-    ends = slice(max(0, above[0] - 1), above[0] + 1)
-    return float(np.interp(threshold, operations[ends], tokens[ends]))
-
-
 def roofline_ridge(intensity: pd.DataFrame, context: int) -> float | None:
     """Return n* = (W + KV) F / (2 P BW) of one cache (theory.md 7.1), the tokens at which a call without any overhead
     would leave the memory-bound region; None without a table of products.
@@ -177,9 +166,9 @@ def roofline_ridge(intensity: pd.DataFrame, context: int) -> float | None:
     return float(step["threshold"].iloc[0] * step["bytes"].sum() / step["flops"].sum())
 
 
-def product_lines(intensity: pd.DataFrame, context: int) -> pd.DataFrame:
-    """Return operations per byte by product and tokens evaluated at `context`: products (the names of those that move
-    and compute alike), size (of the first), rows_evaluated, low and high (over shapes of that many tokens), threshold.
+def product_lines(intensity: pd.DataFrame, context: int) -> dict[str, pd.DataFrame]:
+    """Return operations per byte at `context` by product, or the names of those that move and compute alike: size (of
+    the first), rows_evaluated (ascending), low and high (over shapes of that many tokens), threshold.
     """
     groups: dict[tuple[float, ...], tuple[list[str], pd.DataFrame]] = {}
     at = intensity[intensity["context"] == context]
@@ -191,8 +180,7 @@ def product_lines(intensity: pd.DataFrame, context: int) -> pd.DataFrame:
         # A matrix and its transpose are alike too.
         names, _ = groups.setdefault(tuple(lines["low"].round(9)), ([], lines.reset_index()))
         names.append(str(name))
-    named = [lines.assign(products=", ".join(names)) for names, lines in groups.values()]
-    return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
+    return {", ".join(names): lines for names, lines in groups.values()}
 
 
 def rows_over_packed(cells: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -288,41 +276,38 @@ def _calls(cells: pd.DataFrame) -> str:
 
 
 def _bound_section(
-    times: pd.DataFrame,
-    grown: Mapping[int, Growth],
-    lines: pd.DataFrame,
-    middle: int,
-    ridge: float | None,
-    tiles: Growth | None,
-    about: About,
+    times: pd.DataFrame, grown: Mapping[str, Mapping[int, Growth]], intensity: pd.DataFrame, middle: int, about: About
 ) -> Section:
-    """Write the second section; `tiles` is the growth of packed calls: in rows, neighbouring sizes are other shapes,
-    whose copies of the cache make steps of their own.
+    """Write the second section, on the calls of the first evaluation. Tiles are looked for in packed calls: in rows,
+    neighbouring sizes are other shapes, whose copies of the cache make steps of their own.
     """
-    start, knee = f"With {middle:,} tokens in the cache", grown[middle].knee()
+    mine, tiles = next(iter(grown.values())), grown.get("packed", {}).get(middle)
+    products, ridge = product_lines(intensity, middle), roofline_ridge(intensity, middle)
+    start, knee = f"With {middle:,} tokens in the cache", mine[middle].knee()
     if knee is None:
         answer = f"{start} the time does not grow with the tokens evaluated, as far as measured."
-    elif knee <= grown[middle].tokens[0]:
+    elif knee <= mine[middle].tokens[0]:
         answer = f"{start} there is no flat part: every token adds to the time."
     else:
         answer = f"{start} the time is flat up to about {knee:.0f} tokens; from there on every token adds to it."
     sentences = [answer]
-    parts = [(part, str(names)) for names, part in lines.groupby("products", sort=False)] if len(lines) else []
     crossed: dict[str, float | None] = {}
     if ridge is not None:
-        bound = float(lines["threshold"].iloc[0])
+        bound = float(intensity["threshold"].iloc[0])
         sentences[0] += (
             f" At its best this machine does {bound:.3g} operations in the time of reading a byte, so that a call "
             f"without any overhead would leave the memory-bound region at n* = {ridge:.3g} tokens."
         )
-        for part, names in parts:
-            crossed[names] = crossing(part["rows_evaluated"].to_numpy(), part["high"].to_numpy(), bound)
+        for names, lines in products.items():  # where the bound is reached, between two sizes on a straight line
+            above = np.flatnonzero(lines["high"] >= bound)
+            ends = lines.iloc[max(0, above[0] - 1) : above[0] + 1] if len(above) else None
+            crossed[names] = None if ends is None else float(np.interp(bound, ends["high"], ends["rows_evaluated"]))
         reached = sorted((value, names) for names, value in crossed.items() if value is not None)
         listed = "; ".join(f"{names} from {value:.0f} tokens" for value, names in reached)
         said = [f"Products become bound by arithmetic one by one: {listed}."] if reached else []
         never = [names for names, value in crossed.items() if value is None]
         if never:
-            most = int(lines["rows_evaluated"].max())
+            most = int(max(lines["rows_evaluated"].iloc[-1] for lines in products.values()))
             said.append(f"{'; '.join(never)}: bound by memory at all sizes measured, up to {most} tokens.")
         sentences.append(" ".join(said))
     steps = [] if tiles is None else tiles.steps(_ZOOM)
@@ -337,25 +322,25 @@ def _bound_section(
         f"Points: median over all calls on so many tokens, {int(times['k'].nunique())} x {int(times['w'].nunique())} "
         "shapes; lines: the closest that never fall. Unit: t(1, 1) at the same context; no intervals."
     )
-    if len(lines):
+    if products:
         caption += (
             f" Below: operations per byte of the model's matrix products with {middle:,} cached tokens; above the "
             "dotted line this machine computes a product more slowly than it reads it."
         )
     title = f"Slow-down by tokens evaluated\n{about.title}"
-    end = int(max(each.tokens[-1] for each in grown.values()))
-    figures = [("slowdown_by_tokens", _by_tokens(grown, lines, end, title=title, caption=caption))]
-    if grown[middle].tokens[-1] > 2 * _ZOOM:
-        zoomed = _by_tokens(grown, lines, _ZOOM, title=f"{title}, up to {_ZOOM} tokens", caption=caption)
+    end = int(max(each.tokens[-1] for each in mine.values()))
+    figures = [("slowdown_by_tokens", _by_tokens(mine, products, end, title=title, caption=caption))]
+    if mine[middle].tokens[-1] > 2 * _ZOOM:
+        zoomed = _by_tokens(mine, products, _ZOOM, title=f"{title}, up to {_ZOOM} tokens", caption=caption)
         figures.append(("slowdown_steps", zoomed))
-    products = []
-    for part, names in parts:  # by tokens evaluated, ascending
-        line, value = {"product": names, "size": part["size"].iloc[0]}, crossed.get(names)
-        for end, unit in ((part.iloc[0], "token"), (part.iloc[-1], "tokens")):
+    shown = []
+    for names, lines in products.items():
+        line, value = {"product": names, "size": lines["size"].iloc[0]}, crossed.get(names)
+        for end, unit in ((lines.iloc[0], "token"), (lines.iloc[-1], "tokens")):
             line[f"{end['rows_evaluated']} {unit}"] = f"{end['high']:.3g}"
-        products.append(line | {"bound by arithmetic from": "–" if value is None else f"{value:.0f} tokens"})
+        shown.append(line | {"bound by arithmetic from": "–" if value is None else f"{value:.0f} tokens"})
     caption = f"Operations per byte by product, {middle:,} cached tokens"
-    tables = ((caption, pd.DataFrame(products)),) if products else ()
+    tables = ((caption, pd.DataFrame(shown)),) if shown else ()
     return Section("Where a call turns compute-bound", tuple(sentences), tables, tuple(figures))
 
 
@@ -442,14 +427,16 @@ def _heat_maps(cells: Mapping[str, pd.DataFrame], *, title: str, caption: str) -
 
 
 @style.in_style
-def _by_tokens(grown: Mapping[int, Growth], products: pd.DataFrame, end: int, *, title: str, caption: str) -> Figure:
+def _by_tokens(
+    grown: Mapping[int, Growth], products: Mapping[str, pd.DataFrame], end: int, *, title: str, caption: str
+) -> Figure:
     """Draw slow-down over tokens evaluated, up to `end`, points and a line that never falls for each context; and
     below, where there are products, their operations per byte with the machine's threshold.
     """
-    if len(products):
+    if products:
         figure, panels = style.new_panels(title, caption, 8.2, rows=2, sharex=True, height_ratios=(1.15, 1))
         upper, bottom = panels[:, 0]
-        _operations(bottom, products[products["rows_evaluated"] <= end])
+        _operations(bottom, {names: lines[lines["rows_evaluated"] <= end] for names, lines in products.items()})
     else:
         figure, upper = style.new_figure(title, caption)
         bottom = upper
@@ -466,10 +453,10 @@ def _by_tokens(grown: Mapping[int, Growth], products: pd.DataFrame, end: int, *,
     return figure
 
 
-def _operations(axes: Axes, products: pd.DataFrame) -> None:
-    for index, (names, lines) in enumerate(products.groupby("products", sort=False)):
+def _operations(axes: Axes, products: Mapping[str, pd.DataFrame]) -> None:
+    for index, (names, lines) in enumerate(products.items()):
         colour, _, dash, _ = style.look(index)
-        first, more, _ = str(names).partition(", ")
+        first, more, _ = names.partition(", ")
         label = f"{first}{', …' if more else ''} ({lines['size'].iloc[0]})"
         if (lines["high"] > 1.001 * lines["low"]).any():
             # Each copy of the cache serves the tokens of its own row, so that shapes of one size differ.
@@ -479,7 +466,7 @@ def _operations(axes: Axes, products: pd.DataFrame) -> None:
                 axes.plot(lines["rows_evaluated"], end, ".", color=colour, markersize=5, label=name)
         else:
             axes.plot(lines["rows_evaluated"], lines["high"], color=colour, linestyle=dash, label=label)
-    bound = float(products["threshold"].iloc[0])
+    bound = float(next(iter(products.values()))["threshold"].iloc[0])
     axes.axhline(bound, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED, label=f"this machine's {bound:.3g}")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")

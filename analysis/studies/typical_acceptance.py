@@ -2,7 +2,6 @@
 typical acceptance loses for it.
 """
 
-import numpy as np
 import pandas as pd
 
 from ..comparisons import OF_RULES, RANGES_OF_RULES, compare, interval, intervals, listed, metrics_of
@@ -134,10 +133,6 @@ def rules(outputs: pd.DataFrame, replicates: int, seed: int) -> tuple[pd.DataFra
     decoding and rejection at the same temperature, and rise (rate less the same rule's at the lowest temperature above
     0). NaN where there is nothing to compare with, and for quality that is not known of all of a rule's texts.
     """
-    outputs = outputs.copy()
-    for column in ("tv", "otherwise"):
-        missing = outputs[column].isna().groupby([outputs[key] for key in KEYS]).transform("any")
-        outputs.loc[missing, column] = np.nan
     compared = compare(outputs, KEYS, OF_RULES, replicates, seed)
     warm = compared.cells["temperature"][compared.cells["temperature"] > 0].min()
     statistics = compared.of_rules({"rule": "plain", "epsilon": 0.0}, {"rule": "rejection", "epsilon": 0.0})

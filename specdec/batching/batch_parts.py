@@ -4,7 +4,6 @@ A batch with the same text in every slot is shown as one target and one drafter,
 """
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,20 +25,22 @@ from specdec.targets.causal import Causal
 from specdec.targets.table import Table
 
 
-class BatchTarget(ABC):
+class BatchTarget:
     """The model whose law is decoded, for several texts. A slot holds one text at a time, at its own length; p of a
-    text does not depend on the slot, nor on the other texts.
+    text does not depend on the slot, nor on the other texts. Here texts are evaluated one after another, by a target
+    for each slot; `CausalBatch` evaluates them in one call.
 
     Attributes:
         target: whose law it is.
         slots: texts that there is room for.
+        texts: by slot, the target of its text; empty where all are evaluated in one call.
         states: by slot, hidden states as `Target.states` has them after `start` and `commit`; empty where nothing asked
             for any.
         logits: by slot, logits [N+1, V] as `Target.logits` has them after `verify`.
     """
 
-    def __init__(self, target: Target, slots: int) -> None:
-        self.target, self.slots = target, slots
+    def __init__(self, target: Target, slots: int, texts: Sequence[Target] = ()) -> None:
+        self.target, self.slots, self.texts = target, slots, texts
         self.states: dict[int, Tensor] = {}
         self.logits: dict[int, Tensor] = {}
 
@@ -48,23 +49,36 @@ class BatchTarget(ABC):
         there are forgotten. To be called before `start`. UsageError: there is less memory.
         """
 
-    @abstractmethod
     def start(self, slot: int, text: TextStart) -> None:
         """Begin a new text in a slot and prefill all of its prompt but the last token, the root of round 1."""
+        self.texts[slot].start(text)
+        self._keep_states(slot)
 
-    @abstractmethod
     def verify(self, drafts: Mapping[int, Draft]) -> dict[int, Tensor]:
-        """Evaluate root and draft of each slot in one call; return p [N+1, V] of each, as `Target.verify` does. Raises
+        """Evaluate root and draft of each slot; return p [N+1, V] of each, as `Target.verify` does. Raises
         NumericsError: the logits are not finite; names the position.
         """
+        p: dict[int, Tensor] = {}
+        for slot, draft in drafts.items():
+            p[slot] = self.texts[slot].verify(draft)
+            logits = self.texts[slot].logits
+            assert logits is not None
+            self.logits[slot] = logits
+        return p
 
-    @abstractmethod
     def commit(self, slot: int, path: Sequence[int], next_token: int) -> None:
         """Keep the root and the accepted nodes `path` of a text; `next_token` becomes its root."""
+        self.texts[slot].commit(path, next_token)
+        self._keep_states(slot)
 
-    @abstractmethod
+    def _keep_states(self, slot: int) -> None:
+        states = self.texts[slot].states
+        assert states is not None
+        self.states[slot] = states
+
     def discard(self, slot: int) -> None:
         """Forget the last `verify` of a text without committing: its root stays where it was."""
+        self.texts[slot].discard()
 
     def release(self, slot: int) -> None:
         """Forget the text of a slot."""
@@ -82,7 +96,7 @@ def batch_target(target: Target, slots: int) -> BatchTarget:
     target, or a way of evaluating drafts, that takes one sequence at a time.
     """
     if isinstance(target, Table):
-        return TableBatch(target, slots)
+        return BatchTarget(target, slots, [copy.copy(target) for _ in range(slots)])  # there is no call to share
     instead = "measurement.batch_size=1"
     if not isinstance(target, Causal):
         why, instead = f"target {type(target).__name__} decodes one sequence at a time", f"target=causal, or {instead}"
@@ -171,53 +185,16 @@ class CausalBatch(BatchTarget):
         return self.decoder.cache.nbytes()
 
 
-class TableBatch(BatchTarget):
-    """A table for each slot: there is no call to share."""
-
-    def __init__(self, target: Table, slots: int) -> None:
-        super().__init__(target, slots)
-        self._tables = [copy.copy(target) for _ in range(slots)]  # with the same law, and tokens of their own
-
-    def start(self, slot: int, text: TextStart) -> None:
-        self._tables[slot].start(text)
-        self._keep_states(slot)
-
-    def verify(self, drafts: Mapping[int, Draft]) -> dict[int, Tensor]:
-        p: dict[int, Tensor] = {}
-        for slot, draft in drafts.items():
-            p[slot] = self._tables[slot].verify(draft)
-            logits = self._tables[slot].logits
-            assert logits is not None
-            self.logits[slot] = logits
-        return p
-
-    def commit(self, slot: int, path: Sequence[int], next_token: int) -> None:
-        self._tables[slot].commit(path, next_token)
-        self._keep_states(slot)
-
-    def _keep_states(self, slot: int) -> None:
-        states = self._tables[slot].states
-        assert states is not None
-        self.states[slot] = states
-
-    def discard(self, slot: int) -> None:
-        self._tables[slot].discard()
-
-
 def batch_drafter(drafter: Drafter, target: Target, slots: int) -> BatchDrafter:
     """Return a drafter of at most `slots` texts at once that drafts as `drafter` does, which was made for `target`: its
-    own (`Drafter.batched`), or one for each slot.
-    """
-    own = drafter.batched(slots)
-    return BatchDrafter([twin(drafter, target) for _ in range(slots)]) if own is None else own
-
-
-def twin(drafter: Drafter, target: Target) -> Drafter:
-    """Return a copy of a drafter with a text of its own; it shares the target, weights, tables and tokenizers, none of
+    own (`Drafter.batched`), or a copy for each slot. Copies share the target, weights, tables and tokenizers, none of
     which decoding changes.
     """
-    own = [target, *vars(target).values()]
-    return copy.deepcopy(drafter, {id(each): each for each in [*own, *_unchanged(drafter, set(map(id, own)))]})
+    if (own := drafter.batched(slots)) is not None:
+        return own
+    parts = [target, *vars(target).values()]
+    shared = {id(each): each for each in [*parts, *_unchanged(drafter, set(map(id, parts)))]}
+    return BatchDrafter([copy.deepcopy(drafter, dict(shared)) for _ in range(slots)])
 
 
 def _unchanged(value: Any, seen: set[int]) -> Iterator[Any]:

@@ -4,7 +4,7 @@ given to the next request. Knows no method by name.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,10 +12,10 @@ import torch
 
 from specdec.batching.batch_parts import BatchTarget
 from specdec.clock import Clock
-from specdec.decode import cut
+from specdec.decode import GrowingText, cut
 from specdec.drafters.base import BatchDrafter
 from specdec.errors import NumericsError
-from specdec.observe import Decided, record
+from specdec.observe import Decided
 from specdec.records import Generation, Marks, Request, Round, TextStart
 from specdec.structures.base import Structure
 from specdec.verifiers.base import Verifier
@@ -50,26 +50,6 @@ class BatchDecoded(NamedTuple):
     steps: list[BatchStep]  # in their order
 
 
-@dataclass
-class _Sequence:
-    """A text that is being decoded."""
-
-    place: int  # of its request
-    request: Request
-    prefill: tuple[object, object]
-    tokens: list[int] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
-    finish: str = ""
-
-    @property
-    def room(self) -> int:
-        return self.request.max_new_tokens - len(self.tokens)
-
-    def generation(self) -> Generation:
-        prompt = tuple(self.request.prompt)
-        return Generation(prompt, tuple(self.tokens), tuple(self.rounds), self.prefill, self.finish or "failed")
-
-
 @torch.inference_mode()
 def decode_batch(
     target: BatchTarget,
@@ -91,7 +71,8 @@ def decode_batch(
     target.reserve(longest + room)
     drafter.reserve(longest + structure.nodes + 1)
     waiting, free = deque(enumerate(requests)), list(reversed(range(target.slots)))
-    active: dict[int, _Sequence] = {}  # by slot
+    active: dict[int, GrowingText] = {}  # by slot
+    places: dict[int, int] = {}  # of their requests, by slot
     done: dict[int, Generation] = {}
     steps: list[tuple[list[Round], list[tuple[object, object]]]] = []  # rounds and prefills, before seconds are known
     while waiting or active:
@@ -107,14 +88,13 @@ def decode_batch(
                 )
                 drafter.texts[slot].start(text, target.states.get(slot))
                 prefills.append((began, clock.mark()))
-                active[slot] = _Sequence(place, request, prefills[-1])
+                active[slot], places[slot] = GrowingText(request, prefills[-1]), place
             steps.append((_step(target, drafter, verifier, structure, clock, active), prefills))
         except NumericsError as error:
-            error.partials = {**done, **{each.place: each.generation() for each in active.values()}}
+            error.partials = {**done, **{places[slot]: each.generation() for slot, each in active.items()}}
             raise
         for slot in [slot for slot, each in active.items() if each.finish]:
-            sequence = active.pop(slot)
-            done[sequence.place] = sequence.generation()
+            done[places[slot]] = active.pop(slot).generation()
             free.append(slot)
             target.release(slot)
             drafter.release(slot)
@@ -135,7 +115,7 @@ def _step(
     verifier: Verifier,
     structure: Structure,
     clock: Clock,
-    active: Mapping[int, _Sequence],
+    active: Mapping[int, GrowingText],
 ) -> list[Round]:
     """Decode one round of every active sequence."""
     before, start = clock.watch.read(), clock.mark()
@@ -163,13 +143,7 @@ def _step(
         own.commit(committed[slot], target.states.get(slot))
     marks = Marks(start, drafted, verified, accepted, clock.mark(), (before, clock.watch.read()))
     for slot, each in active.items():
-        tokens, context = committed[slot], len(each.request.prompt) + len(each.tokens)
-        each.tokens.extend(tokens)
-        if tokens[-1] in target.target.end_tokens:
-            each.finish = "end_token"
-        elif each.room == 0:
-            each.finish = "limit"
         chain = structure.branches == 1 and drafts[slot].tree.is_chain
-        decided = Decided(drafts[slot], p[slot], decisions[slot], tokens, chain)
-        each.rounds.append(record(decided, verifier, context, each.finish, marks, len(active)))
+        decided = Decided(drafts[slot], p[slot], decisions[slot], committed[slot], chain)
+        each.add(decided, verifier, marks, target.target.end_tokens, len(active))
     return [each.rounds[-1] for each in active.values()]

@@ -312,10 +312,22 @@ def serve(
         cached = sum(each.cached for each in active)
         gamma = policy.gamma(len(active), cached)
         duration = seconds.step(len(active), gamma, cached)
-        committed, left = _commit(active, gamma, now + duration)
+        start, now = now, now + duration
+        committed, left = list[int](), list[int]()
+        for each in active:  # plainly, because this is where a simulation spends its time
+            lengths, position = each.text.of(gamma), each.position
+            rest = len(lengths) - position
+            tokens = min(lengths[position], gamma + 1, rest)  # ServedText.committed
+            left.append(rest)
+            committed.append(tokens)
+            each.position = position + tokens
+            each.rounds += 1
+            if each.first is None:
+                each.first = now
+            if tokens == rest:
+                each.finished = now
         policy.saw(gamma, committed, left)
-        served.steps.append(ServedStep(now, duration, len(active), gamma, sum(committed)))
-        now += duration
+        served.steps.append(ServedStep(start, duration, len(active), gamma, sum(committed)))
         if finished := [each for each in active if each.finished is not None]:
             arrive(now)
             count_present(now, -len(finished))
@@ -325,21 +337,3 @@ def serve(
     count_present(now, 0)
     served.ended = now
     return served
-
-
-def _commit(active: list[ServedRequest], gamma: int, now: float) -> tuple[list[int], list[int]]:
-    """End a round of all sequences; return the tokens that each committed, and those that it had left."""
-    committed, left = list[int](), list[int]()
-    for each in active:  # plainly, because this is where a simulation spends its time
-        lengths, position = each.text.of(gamma), each.position
-        rest = len(lengths) - position
-        tokens = min(lengths[position], gamma + 1, rest)  # ServedText.committed
-        left.append(rest)
-        committed.append(tokens)
-        each.position = position + tokens
-        each.rounds += 1
-        if each.first is None:
-            each.first = now
-        if tokens == rest:
-            each.finished = now
-    return committed, left

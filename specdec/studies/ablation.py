@@ -17,7 +17,7 @@ class Ablation(Study):
     """
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        structure = check_rows(bench, "ablation")
+        structure = check_rows(bench)
         strategy = Strategy({"k": structure["k"], "w": structure["w"]}, bench.values.drafter, structure)
         table, histograms = replay(bench, [strategy], bench.texts())
         return {"replay": table, "histograms": histograms}

@@ -79,10 +79,7 @@ class Batching(Study, Named):
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         name = bench.plan.target_values["name"]
         if bench.simulated or name not in ("causal", "table"):
-            raise UsageError(
-                f"Bad value target.name={name}: study 'batching' decodes several sequences at once, live; use "
-                "target=causal."
-            )
+            raise bench.unfit(f"target.name={name}", "decodes several sequences at once, live; use target=causal.")
         if bench.parts.target.evaluation == "rows":
             raise UsageError(
                 "Bad value target.evaluation=rows: it evaluates the paths of one sequence in a batch of their own, and "

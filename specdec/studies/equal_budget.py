@@ -23,7 +23,7 @@ from specdec.studies.base.live_runs import StudyArm, host_times, prepare_target
 from specdec.studies.base.replayed import Strategy, built_lookups, replay
 from specdec.theory.trees import best_tree
 from specdec.timing.calls import call_sizes
-from specdec.timing.shapes import Shape
+from specdec.timing.shapes import Shape, time_shapes
 
 PLAIN = {"drafter": "", "shape": "plain", "budget": 0}
 SHAPES = ("chain", "rows", "tree")
@@ -60,7 +60,7 @@ class EqualBudget(Study, Named):
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         bench.needs_halves("chooses structures", "compares structures by the tokens of")
-        built = built_lookups(bench, self.drafters, "equal_budget", fills=SHAPES)
+        built = built_lookups(bench, self.drafters, fills=SHAPES)
         streams = bench.texts()
         halves = halves_of(streams)
         strategies: list[Strategy] = []
@@ -89,7 +89,8 @@ class EqualBudget(Study, Named):
             times = bench.simulated_times(sizes, self.contexts, [(PLAIN, 0), *drafting])
         else:
             parts, stream = bench.parts, streams[0]
-            calls = bench.time_calls(stream.prompt, sizes, self.contexts, self.calls, self.seconds)
+            timer = bench.timer("blocks", self.calls, self.seconds)
+            calls = time_shapes(parts.target, stream.prompt, sizes, self.contexts, timer)
             arms = [StudyArm(PLAIN, replace(parts.baseline, verifier=parts.primary.verifier))]
             for line in probed.to_dict("records"):
                 structure = structures.build(json.loads(line["structure"]))

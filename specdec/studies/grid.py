@@ -17,7 +17,7 @@ from specdec.structures import structures
 from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import OUTPUTS, StudyArm, host_times, interleaved, outputs_of, prepare_target
 from specdec.studies.base.replayed import Strategy, check_rows, replay
-from specdec.timing.shapes import Shape
+from specdec.timing.shapes import Shape, time_shapes
 
 PLAIN: Shape = (1, 0)  # plain decoding, as a shape
 
@@ -51,7 +51,7 @@ class RowsGrid(Study, Named):
     whole_runs: Annotated[int, Field(ge=0)]
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        values = check_rows(bench, "grid")
+        values = check_rows(bench)
         cells = {(k, w): {**values, "k": k, "w": w} for k, w in itertools.product(self.k, self.w)}
         shapes = {shape: structures.build(cell) for shape, cell in cells.items()}  # checks the budget, before decoding
         streams = bench.texts()
@@ -70,7 +70,8 @@ class RowsGrid(Study, Named):
             return {"replay": table, **simulated, "live": none, "whole": none}
         parts = bench.parts
         prepare_target(bench, shapes.values(), streams, contexts[-1])
-        times = bench.time_calls(streams[0].prompt, [PLAIN, *shapes], contexts, self.repeats * self.calls, self.seconds)
+        timer = bench.timer("blocks", self.repeats * self.calls, self.seconds)
+        times = time_shapes(parts.target, streams[0].prompt, [PLAIN, *shapes], contexts, timer)
         times["repeat"] = times["call"] // self.calls
         plain = StudyArm({"k": PLAIN[0], "w": PLAIN[1]}, parts.baseline)
         arms = {

@@ -57,10 +57,8 @@ class Lenience(Study, Named):
         if shape not in Lenient.capabilities.handles:
             raise UsageError(f"Bad value structure={shape}: the lenient rule handles chains only; use structure=chain.")
         if can.needs_reference or can.replay in (None, "calling"):
-            raise UsageError(
-                f"Bad value drafter={own['name']}: study 'lenience' needs one whose alpha can be read off a text at "
-                "any temperature, such as small_model; use another."
-            )
+            why = "needs one whose alpha can be read off a text at any temperature, such as small_model; use another."
+            raise bench.unfit(f"drafter={own['name']}", why)
         leniences = sorted({STRICT, *self.leniences}, reverse=True)  # others are compared with the strict rule
         values = {str(own["name"]): own, **{name: composed_parts(name)["drafter"] for name in self.others}}
         capacity = len(parts.longest_prompt.tokens) + parts.limit + parts.primary.structure.nodes + 1

@@ -69,10 +69,8 @@ class MtBench(Study, Named):
         drafter, rule, hottest = values.drafter["name"], bench.plan.chosen.rule, max(by_temperature)
         bench.needs_model("writes texts, which only a model does; use a model.", "target")
         if drafter == "none" or drafters.get(drafter).capabilities.needs_reference:
-            raise UsageError(
-                f"Bad value drafter={drafter}: study 'mt_bench' needs one that proposes, and at any temperature; use "
-                "another. Plain decoding answers in every run."
-            )
+            why = "needs one that proposes, and at any temperature; use another. Plain decoding answers in every run."
+            raise bench.unfit(f"drafter={drafter}", why)
         if rule.capabilities.greedy_only and hottest > 0:
             raise UsageError(
                 f"Bad value verifier={values.verifier['name']}: it is right only at temperature 0, and study "

@@ -16,7 +16,7 @@ from specdec.errors import UsageError
 from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.targets.base.contract import Evaluation
 from specdec.timing.machine import measure_machine
-from specdec.timing.shapes import tokens_evaluated
+from specdec.timing.shapes import time_shapes, tokens_evaluated
 
 _COLUMNS = ["product", "inputs", "outputs", "k", "w", "context", "evaluation", "rows_evaluated", "bytes", "flops",
             "operations_per_byte", "threshold"]  # fmt: skip
@@ -48,7 +48,8 @@ class PhaseTransition(Study, Named):
             )
         shapes = [(1, 0), (1, 1), *((k, w) for k in self.k for w in self.w)]
         prompt = bench.parts.prompts.prompts[0].tokens
-        times = bench.time_calls(prompt, shapes, self.contexts, self.calls, self.seconds, able)
+        timer = bench.timer("blocks", self.calls, self.seconds)
+        times = time_shapes(target, prompt, shapes, self.contexts, timer, able)
         timed = times[times["missing"] == ""]
         cells = timed[["k", "w", "context", "evaluation"]].drop_duplicates().itertuples(index=False, name=None)
         # The bytes that a call reads and the operations that it computes, by product; sizes are 0 along the cache.

@@ -37,7 +37,7 @@ from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import host_seconds
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream
-from specdec.timing.shapes import time_drafts
+from specdec.timing.shapes import time_drafts, time_shapes
 
 
 @typed
@@ -79,16 +79,6 @@ class ServedTexts:
     texts: tuple[server.ServedText, ...]  # at least one
     source: str  # words for where they come from
     unknown: float = 0.0  # share of positions whose length is only known to be at least what stands there
-
-    def tokens_per_round(self, gamma: int) -> float:
-        """Return the tokens that a round commits on average, over all texts."""
-        return sum(each.tokens for each in self.texts) / sum(each.rounds(gamma) for each in self.texts)
-
-    @property
-    def cached(self) -> float:
-        """Mean tokens in the cache of a sequence, over all positions of all texts."""
-        total = sum(each.tokens * (each.prompt_tokens - 1 + (each.tokens - 1) / 2) for each in self.texts)
-        return total / sum(each.tokens for each in self.texts)
 
     def queue(self, seeds: list[int], size: int) -> Iterator[server.Arrival]:
         """Return drawn texts that all wait from the start."""
@@ -198,7 +188,8 @@ def cost_of_server(bench: Bench, config: ServingConfig) -> ServerCost:
     prompt, gammas, slots = bench.parts.prompts.prompts[0].tokens, config.gammas, config.slots
     batches = sorted({1 << power for power in range(slots.bit_length())} | {slots})
     asked = [(batch, gamma) for batch in batches for gamma in (0, *gammas)]
-    times = bench.time_calls(prompt, asked, config.contexts, config.calls, config.seconds, ("rows",))
+    timer = bench.timer("blocks", config.calls, config.seconds)
+    times = time_shapes(target, prompt, asked, config.contexts, timer, ("rows",))
     coefficients, error = fit_server_calls(times)
     timer = bench.timer("drafts", config.calls, config.seconds)
     drafts = time_drafts(target, drafter, [Chain(gamma) for gamma in gammas], prompt, timer)
@@ -344,15 +335,18 @@ class Serving(Study):
         if cost is None or config.cost is not None:
             cost = cost_of_server(bench, config)
         own = {name: getattr(config, name) for name in ("draft_growth", "overhead_growth")}
-        sums = batches.groupby(["gamma", "batch"])[["seconds", "steps"]].sum()
-        means = (sums["seconds"] / sums["steps"]).groupby("gamma")
-        lines = {int(gamma): part.droplevel("gamma") for gamma, part in means}
-        measured = {gamma: (line.index.to_numpy(), line.to_numpy()) for gamma, line in lines.items()}
+        sums = batches.groupby(["gamma", "batch"])[["seconds", "steps"]].sum().reset_index()
+        lines = sums.assign(step=sums["seconds"] / sums["steps"]).groupby("gamma")
+        measured = {int(gamma): (line["batch"].to_numpy(), line["step"].to_numpy()) for gamma, line in lines}
         growth = {name: value for name, value in own.items() if value is not None}
         steps = replace(cost.steps, measured=measured, **growth)
+        # Tokens in the cache of a sequence, over all positions of all texts, and those that a round commits: means.
+        written = sum(each.tokens for each in texts.texts)
+        cached = sum(each.tokens * (each.prompt_tokens - 1 + (each.tokens - 1) / 2) for each in texts.texts) / written
+        rates = {gamma: written / sum(each.rounds(gamma) for each in texts.texts) for gamma in (0, *gammas)}
         step_times = [
-            (batch, gamma, steps.step(batch, gamma, batch * texts.cached), texts.tokens_per_round(gamma))
-            for gamma in (0, *gammas)
+            (batch, gamma, steps.step(batch, gamma, batch * cached), rate)
+            for gamma, rate in rates.items()
             for batch in range(1, config.slots + 1)
         ]
         recording = {

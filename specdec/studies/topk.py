@@ -26,7 +26,7 @@ class TopK(Study, Named):
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         strategies: list[Strategy] = []
-        built_lookups(bench, self.drafters, "topk", fills=["rows"])
+        built_lookups(bench, self.drafters, fills=["rows"])
         for label, values in self.drafters.items():
             known, asked = values.get("k"), self.k[-1]
             if known is not None and asked > known:

@@ -25,7 +25,7 @@ from specdec.studies.base import Ascending, Bench, Positive, Study, halves_of, s
 from specdec.studies.base.live_runs import StudyArm, host_times, interleaved, outputs_of, prepare_target
 from specdec.theory.trees import RankedTree, best_tree, choose_tree, expected_tokens
 from specdec.timing.calls import call_sizes
-from specdec.timing.shapes import time_drafts
+from specdec.timing.shapes import time_drafts, time_shapes
 
 
 @studies.register("tree_search")
@@ -80,7 +80,8 @@ class TreeSearch(Study, Named):
         prepare_target(bench, [largest.arm.structure], streams, self.contexts[-1])
         # A plain step and chains, so many that t(n) can be read off between them; all budgets among them.
         sizes = [(1, n) for n in sorted({0, *self.budgets, *call_sizes(self.budgets[-1], 4)})]
-        calls = bench.time_calls(fitted[0].prompt, sizes, self.contexts, self.calls, self.seconds)
+        timer = bench.timer("blocks", self.calls, self.seconds)
+        calls = time_shapes(target, fitted[0].prompt, sizes, self.contexts, timer)
         shapes = [structures.build(given(tree.parents)) for tree in dict.fromkeys(trees.values())]
         shapes += map(Chain, depths)
         drafts = time_drafts(target, drafter, shapes, fitted[0].prompt, bench.timer("drafts", self.calls))
@@ -107,14 +108,11 @@ class TreeSearch(Study, Named):
 
     def _check(self, bench: Bench) -> None:
         """Refuse parts that the study cannot work with, before decoding, which takes a while."""
-        parts = bench.parts
+        parts, drafter = bench.parts, bench.values.drafter["name"]
         bench.needs_model("times calls and decodes live; use target=causal.")
         bench.needs_halves("builds trees", "times")
         if "tree" not in parts.chosen.drafter.capabilities.fills:
-            raise UsageError(
-                f"Bad value drafter={bench.values.drafter['name']}: study 'tree_search' needs a drafter that fills "
-                "trees; use another."
-            )
+            raise bench.unfit(f"drafter={drafter}", "needs a drafter that fills trees; use another.")
         if "tree" not in parts.primary.verifier.capabilities.handles:
             raise UsageError(
                 f"Bad value verifier={bench.values.verifier['name']}: it handles no trees; use "
@@ -123,8 +121,8 @@ class TreeSearch(Study, Named):
         deepest = parts.chosen.drafter.capabilities.deepest
         if deepest is not None and deepest < self.depth:
             raise UsageError(
-                f"Bad value study.depth={self.depth}: drafter {bench.values.drafter['name']!r} drafts {deepest} "
-                f"levels at most; use study.depth={deepest} or less."
+                f"Bad value study.depth={self.depth}: drafter {drafter!r} drafts {deepest} levels at most; use "
+                f"study.depth={deepest} or less."
             )
         # A drafter that ranks fewer tokens than `study.ranks` says so here.
         longest = len(parts.longest_prompt.tokens) + parts.limit

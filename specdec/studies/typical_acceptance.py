@@ -44,17 +44,12 @@ class TypicalAcceptance(Study, Named):
         drafter, shape = values.drafter["name"], values.structure["name"]
         bench.needs_model("decodes at several temperatures, which recorded texts do not have; use a model.", "target")
         if not can.lossless or can.greedy_only:
-            raise UsageError(
-                f"Bad value verifier={values.verifier['name']}: study 'typical_acceptance' compares with a rule that "
-                "is lossless at all temperatures; use verifier=speculative_sampling."
-            )
+            why = "compares with a rule that is lossless at all temperatures; use verifier=speculative_sampling."
+            raise bench.unfit(f"verifier={values.verifier['name']}", why)
         if shape not in handled:
             raise UsageError(f"Bad value structure={shape}: study.typical handles {', '.join(sorted(handled))}.")
         if drafter == "none" or drafters.get(drafter).capabilities.needs_reference:
-            raise UsageError(
-                f"Bad value drafter={drafter}: study 'typical_acceptance' needs one that proposes at any temperature; "
-                "use another."
-            )
+            raise bench.unfit(f"drafter={drafter}", "needs one that proposes at any temperature; use another.")
         greedy, usual = strict.for_greedy(), Typical(typical)
         # Rules by temperature: name, epsilon, and the rule itself; "plain" drafts nothing.
         rules = {0.0: [("plain", NO_EPSILON, greedy), ("greedy", NO_EPSILON, greedy)]}

@@ -24,11 +24,10 @@ from specdec.records import Request
 from specdec.registry import Registry
 from specdec.sampling import generator_for
 from specdec.session.parts import Parts, prepare
-from specdec.targets.base.contract import Evaluation
 from specdec.targets.replay import Replay
 from specdec.text.repetition import loop_share
 from specdec.text.streams import Stream, write_streams
-from specdec.timing.shapes import Shape, time_shapes, tokens_evaluated
+from specdec.timing.shapes import Shape, tokens_evaluated
 from specdec.timing.timer import Timer
 
 N = TypeVar("N")
@@ -73,27 +72,28 @@ class Bench:
         """True where times come from a cost model."""
         return self.parts.target.clock() is not None
 
+    def unfit(self, part: str, why: str) -> UsageError:
+        """Return the refusal of a part of the run, such as "drafter=none"; `why` goes on behind the study's name."""
+        assert self.plan.study is not None
+        return UsageError(f"Bad value {part}: study {self.plan.study['name']!r} {why}")
+
     def needs_model(self, why: str, key: str = "target.name") -> None:
         """Refuse, by a UsageError that says `why`, a target without a model."""
         if self.simulated:
-            assert self.plan.study is not None
-            raise UsageError(f"Bad value {key}=replay: study {self.plan.study['name']!r} {why}")
+            raise self.unfit(f"{key}=replay", why)
 
     def needs_halves(self, why: str, calls: str) -> None:
         """Refuse a target that evaluates in rows, and a single prompt, by a UsageError that says what the study does
         with `calls`, and with halves.
         """
-        assert self.plan.study is not None
-        name, evaluation = self.plan.study["name"], self.parts.target.evaluation
+        evaluation = self.parts.target.evaluation
         if evaluation != "packed":
-            raise UsageError(
-                f"Bad value target.evaluation={evaluation}: study {name!r} {calls} packed calls; use "
-                "target.evaluation=packed."
-            )
+            raise self.unfit(f"target.evaluation={evaluation}", f"{calls} packed calls; use target.evaluation=packed.")
         if len(self.parts.prompts.prompts) < 2:
+            assert self.plan.study is not None
             raise UsageError(
-                f"Study {name!r} {why} on one half of the prompts and judges them on the other: it needs at least 2 "
-                "prompts (prompts.limit)."
+                f"Study {self.plan.study['name']!r} {why} on one half of the prompts and judges them on the other: it "
+                "needs at least 2 prompts (prompts.limit)."
             )
 
     @contextmanager
@@ -147,23 +147,10 @@ class Bench:
         generator = generator_for(self.plan.seed, purpose, "cost")
         return Timer(self.clock, calls, generator, seconds, self.heartbeat)
 
-    def time_calls(
-        self,
-        prompt: Sequence[int],
-        shapes: Sequence[Shape],
-        contexts: Sequence[int],
-        calls: int,
-        seconds: float,
-        evaluations: Sequence[Evaluation] = (),
-    ) -> pd.DataFrame:
-        """Return the times of the target's calls on shapes (k, w), as `time_shapes` has them."""
-        timer = self.timer("blocks", calls, seconds)
-        return time_shapes(self.parts.target, prompt, shapes, contexts, timer, evaluations)
-
     def simulated_times(
         self, shapes: Sequence[Shape], contexts: Sequence[int], arms: Iterable[tuple[Mapping[str, Any], int]]
     ) -> dict[str, pd.DataFrame]:
-        """Return times in the seconds of the cost model: `block_times` as `time_calls` has them, with `repeat`, one
+        """Return times in the seconds of the cost model: `block_times` as `time_shapes` has them, with `repeat`, one
         call of each shape; and `host_times` as `live_runs.host_times` has them, at the middle one of `contexts`, of
         `arms`: keys, and nodes of a draft, which is looked up.
         """

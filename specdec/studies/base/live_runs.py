@@ -107,10 +107,8 @@ def interleaved(
     remember: let each drafter remember a stream's text once all arms have written it.
     budget: leaves prompts out, which come in an order drawn by the seed; `Bench.late` says which.
     """
-    conversations: dict[str, list[Stream]] = {}
-    for stream in streams:
-        conversations.setdefault(first_turn(stream.id), []).append(stream)
-    prompts, budget = list(conversations.values()), budget or TimeBudget(None)
+    prompts = [list(turns) for _, turns in itertools.groupby(streams, lambda stream: first_turn(stream.id))]
+    budget = budget or TimeBudget(None)
     if budget.seconds is not None:
         random.Random(bench.plan.seed).shuffle(prompts)
     drafters = {id(each.arm.drafter): each.arm.drafter for each in arms}.values() if remember else ()

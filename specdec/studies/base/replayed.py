@@ -3,8 +3,9 @@
 import multiprocessing
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -33,19 +34,15 @@ class Strategy:
     structure: Mapping[str, Any]
 
 
-def check_lookup(drafter: str, study: str) -> None:
+def check_lookup(bench: Bench, drafter: str) -> None:
     """Refuse, by a UsageError, a drafter that looks no tokens up: it cannot be replayed without its model."""
     if not issubclass(drafters.get(drafter), Lookup):
         able = [name for name in drafters.names() if issubclass(drafters.get(name), Lookup)]
-        raise UsageError(
-            f"Bad value drafter={drafter}: study {study!r} replays drafters that look tokens up, not models; use one "
-            f"of {', '.join(able)}."
-        )
+        why = f"replays drafters that look tokens up, not models; use one of {', '.join(able)}."
+        raise bench.unfit(f"drafter={drafter}", why)
 
 
-def built_lookups(
-    bench: Bench, configs: Mapping[str, Mapping[str, Any]], study: str, fills: Sequence[str]
-) -> dict[str, Lookup]:
+def built_lookups(bench: Bench, configs: Mapping[str, Mapping[str, Any]], fills: Sequence[str]) -> dict[str, Lookup]:
     """Build the drafters of `study.drafters` before anything is decoded, which takes a while. UsageError if one of them
     is badly configured, looks no tokens up, or does not fill all structures of `fills`.
     """
@@ -54,7 +51,7 @@ def built_lookups(
         place = f"study.drafters.{label}"
         try:
             drafters.config(values)
-            check_lookup(values["name"], study)
+            check_lookup(bench, values["name"])
             drafter = drafters.build(values, target=bench.parts.target)
         except UsageError as error:
             raise UsageError(re.sub(r"(?<![\w./-])drafter(?=[.=])", place, str(error))) from None
@@ -68,16 +65,13 @@ def built_lookups(
     return built
 
 
-def check_rows(bench: Bench, study: str) -> dict[str, Any]:
+def check_rows(bench: Bench) -> dict[str, Any]:
     """Return the run's structure. UsageError unless it is rows, and of a drafter that looks tokens up."""
-    values = bench.values
-    check_lookup(values.drafter["name"], study)
-    if values.structure["name"] != "rows":
-        raise UsageError(
-            f"Bad value structure={values.structure['name']}: study {study!r} is about k rows of width w; use "
-            "structure=rows."
-        )
-    return values.structure
+    structure = bench.values.structure
+    check_lookup(bench, bench.values.drafter["name"])
+    if structure["name"] != "rows":
+        raise bench.unfit(f"structure={structure['name']}", "is about k rows of width w; use structure=rows.")
+    return structure
 
 
 def replay(
@@ -101,7 +95,7 @@ def replay(
     lines: list[dict[str, Any]] = []
     counts: list[dict[str, Any]] = []
     with stage("replaying", total=total, told=False) as under_way:
-        replayer = _Replayer(_built(strategies, bench.parts.target), tuple(streams), limit)
+        replayer = partial(_replayed, _built(strategies, bench.parts.target), streams, limit)
         for (strategy, number), (row, histograms) in zip(work, _results(replayer, work, workers), strict=True):
             stream = streams[number]
             key = {**strategies[strategy].keys, "stream": stream.id, "category": stream.category}
@@ -146,48 +140,44 @@ def _built(strategies: Sequence[Strategy], target: Target) -> list[tuple[Lookup,
 
 Result = tuple[dict[str, int], Counter[tuple[str, str, int]]]
 """The sums, and the histograms, of one strategy and stream."""
+Replayer = Callable[[tuple[int, int]], Result]
+"""Replays one strategy and stream, given by their places: a function with all that a process needs for any of them."""
 
 
-@dataclass(frozen=True)
-class _Replayer:
-    """Everything that a process needs to replay any stream by any strategy."""
-
-    built: Sequence[tuple[Lookup, Structure]]
-    streams: Sequence[Stream]
-    max_new_tokens: int
-
-    def __call__(self, item: tuple[int, int]) -> Result:
-        strategy, stream = item
-        rounds = replay_stream(*self.built[strategy], self.streams[stream], self.max_new_tokens)
-        row = {
-            "tokens": rounds.tokens,
-            "rounds": len(rounds),
-            "offered": int(rounds.offered.sum()),
-            "nodes": int(rounds.nodes.sum()),
-            "accepted": int(rounds.accepted.sum()),
-            "rejections": int(rounds.rejected.sum()),
-            "proposals": int((rounds.nodes > 0).sum()),
-            "paths": int(rounds.leaves.sum()),
-        }
-        sources = [rounds.strategies[number] for number in rounds.strategy.tolist()]
-        histograms: Counter[tuple[str, str, int]] = Counter()
-        for accepted, source, rank in zip(rounds.accepted.tolist(), sources, rounds.rank.tolist(), strict=True):
-            histograms["accepted", source if accepted else "", accepted] += 1
-            if accepted:
-                histograms["rank", source, rank] += 1
-        if rounds.proposals is None:  # all of a draft has one source
-            rows = (Counter({source: leaves}) for source, leaves in zip(sources, rounds.leaves.tolist(), strict=True))
-        else:
-            rows = (Counter(each.source[leaf].strategy for leaf in each.tree.leaves) for each in rounds.proposals)
-        for allotment in rows:
-            histograms.update(("allotment", source, count) for source, count in allotment.items() if count)
-        return row, histograms
+def _replayed(
+    built: Sequence[tuple[Lookup, Structure]], streams: Sequence[Stream], limit: int, item: tuple[int, int]
+) -> Result:
+    strategy, stream = item
+    rounds = replay_stream(*built[strategy], streams[stream], limit)
+    row = {
+        "tokens": rounds.tokens,
+        "rounds": len(rounds),
+        "offered": int(rounds.offered.sum()),
+        "nodes": int(rounds.nodes.sum()),
+        "accepted": int(rounds.accepted.sum()),
+        "rejections": int(rounds.rejected.sum()),
+        "proposals": int((rounds.nodes > 0).sum()),
+        "paths": int(rounds.leaves.sum()),
+    }
+    sources = [rounds.strategies[number] for number in rounds.strategy.tolist()]
+    histograms: Counter[tuple[str, str, int]] = Counter()
+    for accepted, source, rank in zip(rounds.accepted.tolist(), sources, rounds.rank.tolist(), strict=True):
+        histograms["accepted", source if accepted else "", accepted] += 1
+        if accepted:
+            histograms["rank", source, rank] += 1
+    if rounds.proposals is None:  # all of a draft has one source
+        rows = (Counter({source: leaves}) for source, leaves in zip(sources, rounds.leaves.tolist(), strict=True))
+    else:
+        rows = (Counter(each.source[leaf].strategy for leaf in each.tree.leaves) for each in rounds.proposals)
+    for allotment in rows:
+        histograms.update(("allotment", source, count) for source, count in allotment.items() if count)
+    return row, histograms
 
 
-_replayer: _Replayer | None = None  # of a worker process
+_replayer: Replayer | None = None  # of a worker process
 
 
-def _begin(replayer: _Replayer) -> None:
+def _begin(replayer: Replayer) -> None:
     global _replayer
     _replayer = replayer
 
@@ -197,7 +187,7 @@ def _replay(item: tuple[int, int]) -> Result:
     return _replayer(item)
 
 
-def _results(replayer: _Replayer, work: Sequence[tuple[int, int]], workers: int) -> Iterator[Result]:
+def _results(replayer: Replayer, work: Sequence[tuple[int, int]], workers: int) -> Iterator[Result]:
     """Yield one result per item of `work`, in its order."""
     workers = min(workers, len(work))
     if workers <= 1:

@@ -45,7 +45,7 @@ def test_shares_are_of_the_rounds_of_a_strategy():
     assert shares("rank", "x") == pytest.approx({0: 7 / 8, 1: 1 / 8})
     assert shares("allotment", "x") == {0: 0, 1: 0.5, 2: 0.5}
     assert shares("allotment", "y") == pytest.approx({0: 14 / 20, 1: 6 / 20})
-    found = contributions(histograms(), REPLAY, ["x", "y"], 300, 0).set_index("strategy")
+    found = contributions(histograms(), REPLAY, ["x", "y"], ABOUT).set_index("strategy")
     assert found.loc["x", "rows"] == pytest.approx(30 / 20) and found.loc["y", "rows"] == pytest.approx(6 / 20)
     assert found["of_rows"].sum() == found["of_wins"].sum() == found["tokens"].sum() == pytest.approx(1)
     assert found.loc["x", "wins"] == pytest.approx(8 / 20) and found.loc["x", "per_row"] == pytest.approx(8 / 30)

@@ -193,4 +193,4 @@ def test_a_single_cell_and_no_products_still_make_sentences():
     found = findings("phase_transition", {"block_times": times, "intensity": empty}, ABOUT)
     text = text_of(found)
     assert "One context was measured" in text and "n*" not in text
-    assert roofline_ridge(empty, 50) is None and product_lines(empty, 50).empty
+    assert roofline_ridge(empty, 50) is None and not product_lines(empty, 50)
