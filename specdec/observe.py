@@ -125,10 +125,11 @@ def departure(verifier: Verifier, decided: Decided) -> Departure | None:
         if decided.rejected:
             agreement *= _strict_chance(draft, p, kept[-1] if kept else -1, None)
     else:
-        token_laws = (p[:tested], decided.draft_laws)
-        p_token, q_token = (law.gather(-1, draft.tokens[:tested, None]).squeeze(-1) for law in token_laws)
+        p, q = p[:tested], decided.draft_laws
+        columns = (p, q, verifier.passed(p, q, decided.depths))
+        p_token, q_token, passed = (each.gather(-1, draft.tokens[:tested, None]).squeeze(-1) for each in columns)
         strict = (p_token / q_token).clamp_max(1.0).tolist()
-        chances = list(zip(strict, verifier.acceptance(p_token, q_token).tolist(), strict=True))
+        chances = list(zip(strict, (passed / q_token).tolist(), strict=True))
         agreement = prod(min(s, a) / a for s, a in chances[: decided.accepted])
         agreement *= prod((1 - max(s, a)) / (1 - a) for s, a in chances[decided.accepted :])
     return Departure(tuple(tv), max(0.0, 1 - agreement))

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from specdec.drafters.base import Drafter, DrafterCapabilities
-from specdec.records import Draft, TextStart, Tree
+from specdec.records import Draft, TextStart
 from specdec.structures.base import Structure, structures
-from specdec.tree_building.siblings import How, grow
+from specdec.tree_building.siblings import Asked, How, grow
 
 
 def fill(structure: Structure, q: Tensor, root: int, generator: Any, way: How) -> Draft:
     """Fill a chain, rows or a tree level by level, the children of each node by its row of q."""
 
-    def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
-        return q[[root if node < 0 else int(tokens[node]) for node in nodes]]
+    def laws(asked: Asked) -> Tensor:
+        return q[[root if node < 0 else int(asked.tokens[node]) for node in asked.nodes]]
 
     return grow(structure, laws, way, "table", generator)
 

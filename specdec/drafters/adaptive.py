@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import model_validator
 from torch import Tensor
 
 from specdec.config import AtLeastOne, Named, Probability, typed
@@ -25,8 +24,7 @@ class AdaptiveConfig(Named):
     threshold: Probability
     length: AtLeastOne
 
-    @model_validator(mode="after")
-    def _of_can_be_wrapped(self) -> Self:
+    def __post_init__(self) -> None:
         with named_below("of"):
             drafters.config(self.of)
         name = self.of["name"]
@@ -40,7 +38,6 @@ class AdaptiveConfig(Named):
             refused = "this drafter reports no confidence; use drafter.rule=heuristic"
         if refused:
             raise UsageError(f"Bad value drafter.of={name} with drafter.rule={self.rule}: {refused}.")
-        return self
 
 
 @drafters.register("adaptive")

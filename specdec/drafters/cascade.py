@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from specdec.config import AtLeastOne, Named, Probability, typed
@@ -28,8 +28,7 @@ class CascadeConfig(Named):
     discount: Annotated[Probability, Field(gt=0.0)]
     exploration: Cost
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
+    def __post_init__(self) -> None:
         if not self.of:
             raise UsageError(
                 "Bad value drafter.of={}: there is nothing to choose from; name drafters below it, as in "
@@ -47,7 +46,6 @@ class CascadeConfig(Named):
                     f"Bad value drafter.costs.{label}={cost}: drafter.of has no such drafter; it has "
                     f"{', '.join(self.of)}."
                 )
-        return self
 
 
 class Bandit:

@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Self
+from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from specdec.config import Named, NonEmpty, typed
@@ -15,11 +15,11 @@ from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.ngrams.cache_folder import made_once
 from specdec.ngrams.corpus import open_corpus, tokenize, tokenizer_digest
 from specdec.ngrams.kneser_ney import NgramTable
-from specdec.records import EMPTY, Draft, TextStart, Tree, chain_draft
-from specdec.sampling import one_hot, probabilities, sample
+from specdec.records import EMPTY, Draft, TextStart, chain_draft
+from specdec.sampling import one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.siblings import How, Siblings, grow
+from specdec.tree_building.siblings import Asked, How, Siblings, grow
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +36,12 @@ class CorpusNgramConfig(Named):
     siblings: Siblings
     cache_dir: NonEmpty | None
 
-    @model_validator(mode="after")
-    def check_order(self) -> Self:
+    def __post_init__(self) -> None:
         own = ORDERS.get(self.name, self.order)
         if own != self.order:
             raise ValueError(
                 f"the order of a {self.name} is {own}, not {self.order}: choose corpus_ngram for another order"
             )
-        return self
 
 
 @drafters.register("corpus_ngram", *ORDERS)
@@ -91,36 +89,25 @@ class CorpusNgram(Drafter):
         self._context = self._last((*self._context, *tokens))
 
     def draft(self, structure: Structure) -> Draft:
-        width = structure.gamma
-        if width == 0:
+        if structure.gamma == 0:
             return EMPTY
-        if not structure.single:
+        if structure.single and self._sampling.greedy:
+            tokens = list[int]()
+            for _ in range(structure.gamma):
+                tokens.append(self._most_likely(self._last((*self._context, *tokens))))
+            return chain_draft(torch.tensor(tokens, device=self._device), self._name)
+        how: How = "ranked" if self._sampling.greedy or structure.beam is not None else self._siblings
 
-            def after(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
-                numbers: list[int] = tokens.tolist()
-                paths = [[numbers[ancestor] for ancestor in tree.path(node)] for node in nodes]
-                contexts = [self._last((*self._context, *path)) for path in paths]
-                if how != "ranked":
-                    return self._laws(contexts)
-                law = torch.from_numpy(np.stack([self._table.law(context) for context in contexts]))
-                return law if structure.beam is None else law.log_()
+        def after(asked: Asked) -> Tensor:
+            contexts = [self._last((*self._context, *path)) for path in asked.paths(asked.tokens.device).tolist()]
+            if how != "ranked":
+                return self._laws(contexts)
+            law = torch.from_numpy(np.stack([self._table.law(context) for context in contexts]))
+            return law if structure.beam is None else law.log_()
 
-            ranked = self._sampling.greedy or structure.beam is not None
-            how: How = "ranked" if ranked else self._siblings
-            draft = grow(structure, after, how, self._name, self._generator)
-            q = None if draft.q is None else draft.q.to(self._device)
-            return replace(draft, tokens=draft.tokens.to(self._device), q=q)
-        context, tokens, laws = self._context, list[int](), list[Tensor]()
-        for _ in range(width):
-            if self._sampling.greedy:
-                token = self._most_likely(context)
-            else:
-                laws.append(self._laws([context])[0])
-                token = int(sample(laws[-1], self._generator))
-            tokens.append(token)
-            context = self._last((*context, token))
-        q = torch.stack(laws).to(self._device) if laws else None
-        return chain_draft(torch.tensor(tokens, device=self._device), self._name, q)
+        draft = grow(structure, after, how, self._name, self._generator)
+        q = None if draft.q is None else draft.q.to(self._device)
+        return replace(draft, tokens=draft.tokens.to(self._device), q=q)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         tokens = (*prompt, *text)

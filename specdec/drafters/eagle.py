@@ -5,7 +5,7 @@ is dropped with it: nothing of a rejected token can stay behind.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -20,10 +20,9 @@ from specdec.eagle.eagle_network import BlockNetwork, EagleNetwork, KeysValues, 
 from specdec.errors import UsageError
 from specdec.models.load import describe_weights
 from specdec.published.network_files import TRAINED_EAGLE
-from specdec.records import EMPTY, Draft, Tree
-from specdec.structures.base import EVERY_STRUCTURE, Structure
+from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target
-from specdec.tree_building.siblings import Siblings, grow
+from specdec.tree_building.siblings import Asked, Siblings
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +56,7 @@ class Eagle(FeatureDrafter):
     )
 
     network: EagleNetwork | BlockNetwork
+    strategy = "eagle"
     not_finite = (
         "The EAGLE network's logits are not finite: the run stops here. Try target.dtype=float32, or check "
         "drafter.model."
@@ -92,26 +92,47 @@ class Eagle(FeatureDrafter):
     def widened(self, logits: Tensor) -> Tensor:
         return self.network.over_target(logits)
 
-    def draft(self, structure: Structure) -> Draft:
-        if structure.gamma < 1 or (text := self.read()) is None:
-            return EMPTY
-        structure = structure.clamped(self.capabilities.deepest or structure.gamma)
-        rows = text.draft(structure.gamma)
-        if structure.single:
-            return self.chain(rows, structure, "eagle")
-        standardise = self.standardise(structure)
+    def drafts_along(self, tokens: Tensor, features: Tensor, first: int, depth: int) -> Along:
+        """See `FeatureDrafter.drafts_along`: at depth k each row reads the token k places further on and the state that
+        it left at depth k - 1. It sees the rows of the text before it and, of deeper ones, its own (the training-time
+        test of EAGLE-3 2503.01840, section 3.1). A network of mask tokens reads these instead, and a block network
+        drafts a block from every place, whose Markov head reads the text's tokens.
 
-        def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
-            return standardise(self.widened(rows.after(tokens, tree, nodes)))
-
-        return self.checked(grow(structure, laws, self.how(structure), "eagle", self.generator))
-
-    def along(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Along:
-        assert states is not None
-        tokens, features = torch.tensor([*prompt, *text], device=self._device), self._kept(states).to(self._dtype)
-        first = len(prompt) - 2  # the row that predicts the text's first token
-        for row, k, logits in drafts_along(self.network, tokens, features, max(0, first), depth):
-            yield row - first, k, self.widened(logits)
+        `_POSITIONS` rows are drafted at a time. Rows whose tokens the text lacks read others.
+        """
+        network = self.network
+        rows = len(tokens) - 2  # the last that predicts a token of the text
+        if isinstance(network, BlockNetwork):
+            whole = network.context(features.unsqueeze(0), torch.arange(len(features), device=tokens.device))
+            for row in range(first, rows):
+                before = tuple((keys[:, :, : row + 1], values[:, :, : row + 1]) for keys, values in whole)
+                root = tokens[row + 1 : row + 2]
+                logits, states = network(root, row + 1, before)
+                slots = SlotRows(logits[0], network.markov_head, root, states[0])
+                yield row, 0, slots.first
+                for k in range(1, min(depth, logits.shape[1], rows - row)):
+                    yield row, k, slots.next(tokens[row + 1 + k : row + 2 + k])
+            return
+        places = torch.arange(rows, device=tokens.device)
+        past: KeysValues | None = None
+        pieces = [(begin, min(begin + _POSITIONS, rows)) for begin in range(first, rows, _POSITIONS)]
+        for begin, end in [(0, first), *pieces] if first > 0 else pieces:
+            read = tokens[begin + 1 : end + 1].unsqueeze(0)
+            states, asked = network.fuse(features[begin:end].unsqueeze(0)), begin >= first
+            carried, logits, past = network(read, states, places[begin:end], past, last=None if asked else 0)
+            if not asked:
+                continue
+            yield begin, 0, logits[0]
+            size, drafted = end - begin, past
+            own = torch.eye(size, dtype=torch.bool, device=tokens.device)
+            seen = torch.ones(size, end, dtype=torch.bool, device=tokens.device).tril_(begin)
+            for k in range(1, depth):
+                seen = torch.cat([seen, own], 1)
+                read = tokens.roll(-k)[begin + 1 : end + 1].unsqueeze(0)
+                if network.config.mask_token is not None:
+                    read, carried = network.slots(size)
+                carried, logits, drafted = network(read, carried, places[begin:end] + k, drafted, seen)
+                yield begin, k, logits[0]
 
     def describe(self) -> dict[str, Any]:
         return {**describe_weights(self.network), "network": asdict(self.network.config), **self._about}
@@ -173,13 +194,7 @@ class BlockText:
     def append(self, tokens: Tensor, features: Tensor) -> None:
         """See `TextRows.append`."""
         places = torch.arange(self.length, self.length + len(tokens), device=tokens.device)
-        new = self._network.context(features.unsqueeze(0), places)
-        if self._past is not None:
-            new = tuple(
-                (torch.cat([old[0], fresh[0]], 2), torch.cat([old[1], fresh[1]], 2))
-                for old, fresh in zip(self._past, new, strict=True)
-            )
-        self._past, self._root = new, tokens[-1:]
+        self._past, self._root = self._network.context(features.unsqueeze(0), places, self._past), tokens[-1:]
         self.length += len(tokens)
 
     def draft(self, depth: int) -> "SlotRows":
@@ -217,13 +232,11 @@ class SlotRows:
         self._path = torch.cat([self._path, token.unsqueeze(0)], 1)
         return self._law(self._path)
 
-    def after(self, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
-        """Return the logits [M, W] after M nodes of one depth, as `grow` asks for them: level by level, each node below
-        one that was asked about before.
+    def after(self, asked: Asked) -> Tensor:
+        """Return the logits [M, W] after M nodes, as `grow` asks for them: level by level, each node below one that was
+        asked about before.
         """
-        device = self._path.device
-        paths = torch.tensor([tree.path(node) for node in nodes], dtype=torch.long)
-        return self._law(tokens.to(device)[paths.to(device, non_blocking=True)])
+        return self._law(asked.paths(self._path.device))
 
 
 class StepRows:
@@ -247,13 +260,12 @@ class StepRows:
         self._steps += 1
         return logits[0]
 
-    def after(self, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
-        if len(tree) == 0:
-            return self.first.expand(len(nodes), -1)
-        numbers = tokens.tolist()
-        paths = [tuple(numbers[above] for above in tree.path(node)) for node in nodes]
+    def after(self, asked: Asked) -> Tensor:
+        if len(asked.tree) == 0:
+            return self.first.expand(len(asked.nodes), -1)
+        paths = [tuple(path) for path in asked.paths(asked.tokens.device).tolist()]
         depth, known = len(paths[0]), self._carried.shape[1] - 1  # rows of the draft so far
-        seen = torch.zeros(len(nodes), self._length + known + len(nodes), dtype=torch.bool)
+        seen = torch.zeros(len(paths), self._length + known + len(paths), dtype=torch.bool)
         seen[:, : self._length] = True
         for place, path in enumerate(paths):
             for end in range(1, depth):
@@ -264,55 +276,10 @@ class StepRows:
         carried, logits, self._past = self._network(
             torch.tensor([[path[-1] for path in paths]]).to(device, non_blocking=True),
             self._carried.index_select(1, parents.to(device, non_blocking=True)),
-            torch.full((len(nodes),), self._length + depth - 1, device=device),
+            torch.full((len(paths),), self._length + depth - 1, device=device),
             self._past,
             seen.to(device, non_blocking=True),
         )
         self._rows |= {path: known + 1 + place for place, path in enumerate(paths)}
         self._carried = torch.cat([self._carried, carried], 1)
         return logits[0]
-
-
-def drafts_along(
-    network: EagleNetwork | BlockNetwork, tokens: Tensor, features: Tensor, first: int, depth: int
-) -> Iterator[tuple[int, int, Tensor]]:
-    """Draft the text itself from every row of it on, teacher-forced: at depth k each row reads the token k places
-    further on and the state that it left at depth k - 1. It sees the rows of the text before it and, of deeper ones,
-    its own (the training-time test of EAGLE-3 2503.01840, section 3.1). A network of mask tokens reads these instead,
-    and a block network drafts a block from every place, whose Markov head reads the text's tokens.
-
-    The text has tokens [T] and features [T - 1, k * D_t]. Yield (row, k, logits [M, W] of rows `row` to `row + M - 1`
-    at depth k from 0), `_POSITIONS` rows at a time. Rows whose tokens the text lacks read others.
-    """
-    rows = len(tokens) - 2  # the last that predicts a token of the text
-    if isinstance(network, BlockNetwork):
-        whole = network.context(features.unsqueeze(0), torch.arange(len(features), device=tokens.device))
-        for row in range(first, rows):
-            before = tuple((keys[:, :, : row + 1], values[:, :, : row + 1]) for keys, values in whole)
-            root = tokens[row + 1 : row + 2]
-            logits, states = network(root, row + 1, before)
-            slots = SlotRows(logits[0], network.markov_head, root, states[0])
-            yield row, 0, slots.first
-            for k in range(1, min(depth, logits.shape[1], rows - row)):
-                yield row, k, slots.next(tokens[row + 1 + k : row + 2 + k])
-        return
-    places = torch.arange(rows, device=tokens.device)
-    past: KeysValues | None = None
-    pieces = [(begin, min(begin + _POSITIONS, rows)) for begin in range(first, rows, _POSITIONS)]
-    for begin, end in [(0, first), *pieces] if first > 0 else pieces:
-        read = tokens[begin + 1 : end + 1].unsqueeze(0)
-        states, asked = network.fuse(features[begin:end].unsqueeze(0)), begin >= first
-        carried, logits, past = network(read, states, places[begin:end], past, last=None if asked else 0)
-        if not asked:
-            continue
-        yield begin, 0, logits[0]
-        size, drafted = end - begin, past
-        own = torch.eye(size, dtype=torch.bool, device=tokens.device)
-        seen = torch.ones(size, end, dtype=torch.bool, device=tokens.device).tril_(begin)
-        for k in range(1, depth):
-            seen = torch.cat([seen, own], 1)
-            read = tokens.roll(-k)[begin + 1 : end + 1].unsqueeze(0)
-            if network.config.mask_token is not None:
-                read, carried = network.slots(size)
-            carried, logits, drafted = network(read, carried, places[begin:end] + k, drafted, seen)
-            yield begin, k, logits[0]

@@ -3,8 +3,9 @@ the layers that it can best do without, whose result is kept in a file.
 """
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -91,8 +92,8 @@ class LayerSkip(SmallModel):
         return {**super().describe(), "skip": written_parts(found.parts), "skip_by": found.by, **known}
 
 
-class SkipSearch:
-    """A search for the set of parts with the largest Omega / (1 + gamma c) along the calibration text.
+def search(calibration: CalibrationText, units: Units, evaluations: int) -> SkippedParts:
+    """Return the set of parts with the largest Omega / (1 + gamma c) along the calibration text.
 
     In the manner of Draft & Verify (2309.08168), whose Bayesian search is replaced by a plain one without random
     numbers, so that it finds the same set every time:
@@ -103,74 +104,63 @@ class SkipSearch:
     3. from the best set so far, the best change of one unit (left out, put back, or one exchanged for another), again
        and again, until none is better.
 
-    It ends early after `evaluations` sets.
+    It ends early after `evaluations` sets. Raises UsageError: a model of fewer than two blocks; see `blocks_of`.
     """
-
-    def __init__(self, calibration: CalibrationText, units: Units, evaluations: int) -> None:
-        """Raises UsageError: a model of fewer than two blocks; see `blocks_of`."""
-        self._calibration, self._left = calibration, evaluations
-        self._model, self._name = calibration.model, calibration.name
-        self._blocks = len(blocks_of(self._model, self._name))
-        if self._blocks < 2:
-            raise UsageError(
-                f"Bad value drafter=layer_skip: model {self._name} has {self._blocks} layer, so there is nothing to "
-                "skip; use another drafter."
-            )
-        each = range(self._blocks)
-        parts = [frozenset({ModelPart(block, kind)}) for block in each for kind in KINDS]
-        self._units: list[Skipped] = parts if units == "parts" else [block_parts([block]) for block in each]
-        self._attentions = [ModelPart(block, "attention") for block in each]
-        self._known: dict[Skipped, Worth] = {}
-
-    def run(self) -> SkippedParts:
-        """Search, and return the best set."""
-        _ = self._calibration.text  # first: it is no part of the first set's time
-        shorter = "the drafter's key evaluations=N compares N sets at most, skip=[...] names the layers"
-        with stage("searching layers to skip", total=self._left, told=False, shorter=shorter) as self._under_way:
-            # The latest exits first: they take about as long as the sets of step 2, and so tell what all will take.
-            self._compare(block_parts(range(first, self._blocks)) for first in range(self._blocks - 1, 0, -1))
-            present: Skipped | None = frozenset()
-            while present is not None:
-                present = self._compare(present | unit for unit in self._units if not unit <= present)
-            best, before = self._best(self._known), None
-            while best is not None and best != before:
-                inside = [unit for unit in self._units if unit <= best]
-                outside = [unit for unit in self._units if not unit <= best]
-                exchanged = ((best - old) | new for old in inside for new in outside)
-                self._compare([*(best | unit for unit in outside), *(best - unit for unit in inside), *exchanged])
-                best, before = self._best(self._known), best
-        assert best is not None  # an early exit, if nothing else
-        return SkippedParts(best, "search", self._known[best], len(self._known))
-
-    def _compare(self, sets: Iterable[Skipped]) -> Skipped | None:
-        """Evaluate sets, and return the best of them; None if there is none to evaluate, or no evaluation left."""
-        able = [each for each in sets if each and any(unskipped not in each for unskipped in self._attentions)]
-        for skipped in able:
-            if skipped not in self._known:
-                if self._left == 0:
-                    return None
-                self._left -= 1
-                self._known[skipped] = self._calibration.worth(partial_model(self._model, skipped, self._name))
-                self._under_way.advance()
-        return self._best(able)
-
-    def _best(self, sets: Collection[Skipped]) -> Skipped | None:
-        """Return the best of these sets; among equals the one that leaves out most, then the first blocks."""
-        return max(
-            sets,
-            key=lambda each: (self._known[each].speedup, len(each), [-part.block for part in sorted(each)]),
-            default=None,
+    model, name = calibration.model, calibration.name
+    blocks = range(len(blocks_of(model, name)))
+    if len(blocks) < 2:
+        raise UsageError(
+            f"Bad value drafter=layer_skip: model {name} has {len(blocks)} layer, so there is nothing to skip; use "
+            "another drafter."
         )
+    parts = [frozenset({ModelPart(block, kind)}) for block in blocks for kind in KINDS]
+    each_unit: list[Skipped] = parts if units == "parts" else [block_parts([block]) for block in blocks]
+    attentions = frozenset(ModelPart(block, "attention") for block in blocks)
+    known: dict[Skipped, Worth] = {}
+
+    def rank(skipped: Skipped) -> tuple[float, int, list[int]]:
+        """Return what the best has most of; among equals the one that leaves out most, then the first blocks."""
+        return known[skipped].speedup, len(skipped), [-part.block for part in sorted(skipped)]
+
+    _ = calibration.text  # first: it is no part of the first set's time
+    shorter = "the drafter's key evaluations=N compares N sets at most, skip=[...] names the layers"
+    with stage("searching layers to skip", total=evaluations, told=False, shorter=shorter) as under_way:
+
+        def compare(sets: Iterable[Skipped]) -> Skipped | None:
+            """Evaluate sets, and return the best of them; None if there is none to evaluate, or no evaluation left."""
+            able = [each for each in sets if each and not attentions <= each]
+            for skipped in able:
+                if skipped not in known:
+                    if len(known) == evaluations:
+                        return None
+                    known[skipped] = calibration.worth(partial_model(model, skipped, name))
+                    under_way.advance()
+            return max(able, key=rank, default=None)
+
+        # The latest exits first: they take about as long as the sets of step 2, and so tell what all will take.
+        compare(block_parts(range(first, len(blocks))) for first in range(len(blocks) - 1, 0, -1))
+        present: Skipped | None = frozenset()
+        while present is not None:
+            present = compare(present | unit for unit in each_unit if not unit <= present)
+        best, before = max(known, key=rank, default=None), None
+        while best is not None and best != before:
+            inside = [unit for unit in each_unit if unit <= best]
+            outside = [unit for unit in each_unit if not unit <= best]
+            exchanged = ((best - old) | new for old in inside for new in outside)
+            compare([*(best | unit for unit in outside), *(best - unit for unit in inside), *exchanged])
+            best, before = max(known, key=rank, default=None), best
+    assert best is not None  # an early exit, if nothing else
+    return SkippedParts(best, "search", known[best], len(known))
 
 
 def kept_search(config: LayerSkipConfig, target: Causal) -> SkippedParts:
     """Return the set of an earlier search for the same weights and settings from `cache_dir`; search and keep what was
-    found if it is not there. Raises UsageError: see `CalibrationText`, `SkipSearch` and `made_once`.
+    found if it is not there. Raises UsageError: see `CalibrationText`, `search` and `made_once`.
     """
     calibration = CalibrationText(config, target)
-    search = SkipSearch(calibration, config.units, config.evaluations)
+    make = partial(search, calibration, config.units, config.evaluations)
     if config.cache_dir is None:
-        return search.run()
+        return make()
     about = {"format": _FORMAT, "weights": target.hidden.identity, **calibration.about}
     about |= {"units": config.units, "evaluations": config.evaluations}
 
@@ -187,4 +177,4 @@ def kept_search(config: LayerSkipConfig, target: Causal) -> SkippedParts:
             raise ValueError(f"{type(error).__name__}: {error}") from None
 
     key = json.dumps(about, sort_keys=True)
-    return made_once(config.cache_dir, lambda: key, "set of skipped layers", search.run, write, read, suffix=".json")
+    return made_once(config.cache_dir, lambda: key, "set of skipped layers", make, write, read, suffix=".json")

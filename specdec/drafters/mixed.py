@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from specdec.config import Named, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
@@ -26,8 +26,7 @@ class MixedConfig(Named):
     context_rows: Annotated[int, Field(ge=0)] | None
     fill: bool
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
+    def __post_init__(self) -> None:
         for place, values, needed, what in (
             ("context", self.context, Ngram, "ngram"),
             ("bigram", self.bigram, TokenLookup, "model_bigram or model_unigram"),
@@ -40,7 +39,6 @@ class MixedConfig(Named):
             raise UsageError(
                 "Bad value drafter.fill=false: fixed shares need a drafter.context_rows, how many are the context's."
             )
-        return self
 
 
 @drafters.register("mixed")

@@ -2,13 +2,11 @@
 
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import model_validator
 from torch import Tensor
 
 from specdec.config import AtLeastOne, Named, NonEmpty, typed
@@ -41,11 +39,9 @@ class ModelBigramConfig(Named):
     batch_size: AtLeastOne
     cache_dir: NonEmpty | None
 
-    @model_validator(mode="after")
-    def _extends_what_is_ranked(self) -> Self:
+    def __post_init__(self) -> None:
         if self.extend == "greedy" and self.extend_k > self.k:
             raise UsageError(f"Bad value drafter.extend_k={self.extend_k}: it should be at most drafter.k={self.k}.")
-        return self
 
 
 @dataclass(frozen=True)
@@ -144,23 +140,9 @@ class ModelBigram(TokenLookup):
             )
         known = {} if source is None else source.described
         about = {"bigram_tokens": int(table.first.shape[1]), "extend": config.extend}
-        super().__init__(target, config.k, {**known, **about})
+        super().__init__(target, config.k, {**known, **about}, table.first, table.rest)
         if config.extend == "greedy":
             self.capabilities = replace(self.capabilities, replay="start")
-        self._ranked, self._rest = table.first, table.rest
-        self._next: list[int] = table.first[:, 0].tolist()  # the most likely token after each
-
-    def ranked(self, token: int, count: int) -> Sequence[int]:
-        return self._ranked[token, :count].tolist()
-
-    def rows(self, token: int, k: int, w: int) -> list[tuple[int, ...]]:
-        rows, decoded = [], self._rest[token, :k, : w - 1].tolist()
-        for rank, first in enumerate(self.ranked(token, k)):
-            row = [first, *(decoded[rank] if rank < len(decoded) else ())]
-            while len(row) < w:
-                row.append(self._next[row[-1]])
-            rows.append(tuple(row))
-        return rows
 
 
 def _of_model(config: ModelBigramConfig, form: Form, source: SourceModel, target: Target) -> BigramTable:
@@ -245,9 +227,14 @@ def tabulate(model: Any, name: str, form: Form, batch_size: int) -> BigramTable:
         firsts = torch.arange(size, device=model.device).repeat_interleave(extended)
         pairs = inputs(firsts, ranked[:, :extended].flatten())
         with stage("model bigram's continuations", total=len(pairs), told=False) as under_way:
-            for batch in pairs.split(batch_size):
-                rest.append(continued(model, batch, form.width - 1))
-                under_way.advance(len(batch))
+            for tokens in pairs.split(batch_size):
+                written, cache = list[Tensor](), None
+                while len(written) < form.width - 1:  # greedy decoding
+                    output = model(input_ids=tokens, use_cache=True, **{CACHE: cache})
+                    tokens, cache = output.logits[:, -1].max(dim=-1, keepdim=True).indices, output[CACHE]
+                    written.append(tokens)
+                rest.append(torch.cat(written, dim=-1))
+                under_way.advance(len(tokens))
     continuations = torch.cat(rest) if rest else torch.empty(0, dtype=torch.long)
     return BigramTable(_int32(ranked), _int32(continuations).reshape(size, extended, form.width - 1))
 
@@ -259,17 +246,6 @@ def top_tokens(logits: Tensor, k: int) -> Tensor:
     tokens = among_largest(logits, k).nonzero()[:, 1].reshape(len(logits), k)
     order = logits.gather(-1, tokens).sort(dim=-1, descending=True, stable=True).indices
     return tokens.gather(-1, order)
-
-
-def continued(model: Any, tokens: Tensor, count: int) -> Tensor:
-    """Decode `count` tokens [B, count] greedily after each sequence of `tokens` [B, S]."""
-    written: list[Tensor] = []
-    cache = None
-    while len(written) < count:
-        output = model(input_ids=tokens, use_cache=True, **{CACHE: cache})
-        tokens, cache = output.logits[:, -1].max(dim=-1, keepdim=True).indices, output[CACHE]
-        written.append(tokens)
-    return torch.cat(written, dim=-1)
 
 
 def _int32(tokens: Tensor) -> np.ndarray:

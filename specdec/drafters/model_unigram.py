@@ -1,7 +1,7 @@
 """The target's own unigram: the tokens that its embeddings favour whatever the text is."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -75,18 +75,12 @@ class ModelUnigram(TokenLookup):
         # Share of the calibration text, which has negative numbers for breaks, among the tokens of either end.
         self.hits = {sign: float(np.isin(text[text >= 0], tokens).mean()) for sign, tokens in ends.items()}
         self.sign = max(ends, key=self.hits.__getitem__)  # of equals the paper's, "smallest"
-        self._tokens: list[int] = ends[self.sign].tolist()
-        super().__init__(target, k, {**source.described, "sign": self.sign, "hits": self.hits})
+        tokens, rest = ends[self.sign], np.empty((target.vocab_size, 0, 0), dtype=np.int64)
+        described = {**source.described, "sign": self.sign, "hits": self.hits}
+        super().__init__(target, k, described, np.broadcast_to(tokens, (target.vocab_size, len(tokens))), rest)
         said = "Model unigram of %s: the %d %s scores make up %.1f%% of %s, the other end's %.1f%%"
         own, other = 100 * self.hits[self.sign], 100 * min(self.hits.values())
-        logger.info(said, source.name, len(self._tokens), self.sign, own, corpus.name, other)
-
-    def ranked(self, token: int, count: int) -> Sequence[int]:
-        return self._tokens[:count]
-
-    def rows(self, token: int, k: int, w: int) -> list[tuple[int, ...]]:
-        rest = (self._tokens[0],) * (w - 1)
-        return [(first, *rest) for first in self._tokens[:k]]
+        logger.info(said, source.name, len(tokens), self.sign, own, corpus.name, other)
 
 
 def unigram_scores(u: Tensor, v: Tensor) -> Tensor:

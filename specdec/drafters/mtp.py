@@ -1,11 +1,9 @@
 """The target's own multi-token-prediction heads as a drafter (MTP; DeepSeek-V3 2412.19437, section 2.2)."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -19,8 +17,6 @@ from specdec.models.load import content_hash, describe_weights
 from specdec.models.model_files import is_gguf
 from specdec.published.checkpoint_files import open_checkpoint
 from specdec.published.formats.mtp_module import MtpModule
-from specdec.records import EMPTY, Draft
-from specdec.structures.base import Structure
 from specdec.targets.base import Target
 
 
@@ -48,6 +44,7 @@ class Mtp(FeatureDrafter):
     )
 
     network: MtpNetwork
+    strategy = "mtp"
     rows_of = MtpText
     not_finite = "The MTP heads' logits are not finite: the run stops here. Try target.dtype=float32."
 
@@ -70,21 +67,16 @@ class Mtp(FeatureDrafter):
         self.capabilities = replace(self.capabilities, vocab_size=target.vocab_size, state_width=width)
         self._begin(None)
 
-    def draft(self, structure: Structure) -> Draft:
-        if structure.gamma < 1 or (text := self.read()) is None:
-            return EMPTY
-        return self.chain(text.draft(), structure, "mtp")
-
-    def along(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Along:
-        """See `NetworkDrafter.along`: chains from all places of a piece at once."""
-        assert states is not None
-        tokens, features = torch.tensor([*prompt, *text], device=self._device), self._kept(states).to(self._dtype)
-        padded, before = pad(tokens, (0, depth)), len(prompt) - 1  # place of the root before the text
-        for root, draft in drafts_along(self.network, tokens, features, max(1, before)):
+    def drafts_along(self, tokens: Tensor, features: Tensor, first: int, depth: int) -> Along:
+        """See `FeatureDrafter.drafts_along`: chains from all places of a piece at once, each behind the root that its
+        row reads.
+        """
+        padded = pad(tokens, (0, depth))
+        for root, draft in drafts_along(self.network, tokens, features, first + 1):
             logits = draft.first
             for k in range(depth):
                 logits = draft.next(padded[root + k :][: len(logits)]) if k else logits
-                yield root - before, k, logits
+                yield root - 1, k, logits
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from specdec.config import AtLeastOne, Named, typed
@@ -32,14 +32,12 @@ class NgramConfig(Named):
     matches_max: AtLeastOne
     occurrence: Literal["common", "leftmost"]
 
-    @model_validator(mode="after")
-    def _orders_are_in_order(self) -> Self:
+    def __post_init__(self) -> None:
         if self.order_min > self.order_max:
             raise UsageError(
                 f"Bad value drafter.order_min={self.order_min}: it should be at most "
                 f"drafter.order_max={self.order_max}."
             )
-        return self
 
 
 @drafters.register("ngram")
@@ -91,13 +89,6 @@ class Ngram(Lookup):
     def propose(self, structure: Structure) -> Proposal:
         width = structure.gamma
         if width == 0:
-            return NOTHING
-        if self._leftmost:
-            text = self._index.text
-            for order in self._of_chain:
-                position = self._index.first(order)
-                if position is not None:
-                    return copied(tuple(text[position : position + width]), "ngram")
             return NOTHING
         if structure.single:
             rows = self._continuations(1, width, self._of_chain)

@@ -23,7 +23,7 @@ from specdec.records import EMPTY, Draft, TextStart, Tree, chain_draft, chain_tr
 from specdec.sampling import sample
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.siblings import Siblings, grow
+from specdec.tree_building.siblings import Asked, Siblings, grow
 
 _ROWS = 256  # tokens in a call, when a text is replayed
 
@@ -121,9 +121,8 @@ class Parallel(SmallModel):
             drawn = after.max(-1).indices if ranked else sample(after, self.generator)
             return self.checked(chain_draft(drawn, self.strategy, None if ranked else after))
 
-        def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
-            depth = tree.depths[nodes[0]] if nodes[0] >= 0 else 0  # that of all: they are one level
-            return after[depth].expand(len(nodes), -1)
+        def laws(asked: Asked) -> Tensor:
+            return after[asked.tree.depth].expand(len(asked.nodes), -1)  # the nodes are the deepest level so far
 
         return self.checked(grow(shape, laws, self.how(structure), self.strategy, self.generator))
 

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from specdec.config import Named, NonEmpty, typed
@@ -30,13 +30,11 @@ class RecordedLengthsConfig(Named):
     step_ms: Annotated[float, Field(ge=0.0)] | None
     kind: Literal["lookup", "model"] | None  # what drafted; null: a look-up where the field's name says so
 
-    @model_validator(mode="after")
-    def _cost_is_whole(self) -> Self:
+    def __post_init__(self) -> None:
         if (self.fixed_ms is None) != (self.step_ms is None):
             raise UsageError(
                 "Set both drafter.fixed_ms and drafter.step_ms, or neither: null takes both of the cost model."
             )
-        return self
 
 
 @drafters.register("recorded")

@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from specdec.config import AtLeastOne, Named, NonEmpty, typed
@@ -33,8 +33,7 @@ class RetrievalConfig(Named):
     hits_max: AtLeastOne
     cache_dir: NonEmpty | None
 
-    @model_validator(mode="after")
-    def _keys_go_together(self) -> Self:
+    def __post_init__(self) -> None:
         if self.match_min > self.match_max:
             raise UsageError(
                 f"Bad value drafter.match_min={self.match_min}: it should be at most "
@@ -45,7 +44,6 @@ class RetrievalConfig(Named):
                 f"Bad value drafter.corpus={self.corpus}: a datastore is built from it, and drafter.model={self.model} "
                 "is one already; set one of them to null."
             )
-        return self
 
 
 @drafters.register("retrieval")

@@ -2,8 +2,8 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class SmallModel(NetworkDrafter):
     Nothing is offered where the text is longer than the model's context; a draft that would pass its end stops there.
     """
 
-    strategy: ClassVar[str] = "small_model"  # in `Source`
+    strategy = "small_model"
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, reports_confidence=True, replay="position")
 
     def __init__(
@@ -235,8 +235,9 @@ class SmallModel(NetworkDrafter):
                 f"Bad value structure={structure.name}: {who} drafter small_model drafts chains only; "
                 "use structure=chain."
             )
-        laws = self.standardise(structure)
-        return TreeModel(decoder, self.lacking(), lambda logits: laws(self.align(logits)))
+        pending, laws = self.lacking(), self.standardise(structure)
+        read = torch.tensor(pending).to(decoder.device, non_blocking=True)
+        return TreeModel(decoder, read, decoder.length + len(pending), lambda logits: laws(self.align(logits)))
 
     def lacking(self) -> list[int]:
         """Return the committed tokens that the cache lacks, at least one, for a caller that evaluates them itself and
@@ -347,34 +348,31 @@ class SmallModel(NetworkDrafter):
         return self._decoder.flops_per_token
 
 
+@dataclass(frozen=True)
 class TreeModel:
     """A model that drafts a tree, at the beginning of a round: the calls that it takes, and the laws that it gives."""
 
-    def __init__(self, decoder: Decoder, pending: Sequence[int], laws: Callable[[Tensor], Tensor]) -> None:
-        """Make one of the committed tokens that its cache lacks, the root last, and what turns its logits [M, D] into
-        laws [M, V] over the target's tokens, or into scores.
-        """
-        self.decoder, self._of_logits = decoder, laws
-        # Slots of the text in the cache, once it has read what is pending.
-        self.committed = decoder.length + len(pending)
-        self._pending = torch.tensor(pending).to(decoder.device, non_blocking=True)
+    decoder: Decoder
+    pending: Tensor  # committed tokens that its cache lacks, the root last
+    committed: int  # slots of the text in the cache, once it has read what is pending
+    of_logits: Callable[[Tensor], Tensor]  # turns its logits [M, D] into laws or scores [M, V] of the target's tokens
 
-    def reads(self, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> tuple[Tensor, Tree]:
+    def reads(self, asked: Asked) -> tuple[Tensor, Tree]:
         """Return what the next call evaluates, for laws after nodes of the draft so far: ids beyond the model's own
         stand for no token; it reads its first one instead.
         """
-        if len(tree) == 0:
-            return self._pending, chain_tree(len(self._pending) - 1)
+        if len(asked.tree) == 0:
+            return self.pending, chain_tree(len(self.pending) - 1)
         self.decoder.length = self.committed - 1
-        known = torch.where(tokens < self.decoder.vocab_size, tokens, 0)
-        return torch.cat([self._pending[-1:], known]), tree
+        known = torch.where(asked.tokens < self.decoder.vocab_size, asked.tokens, 0)
+        return torch.cat([self.pending[-1:], known]), asked.tree
 
-    def laws(self, logits: Tensor, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+    def laws(self, logits: Tensor, asked: Asked) -> Tensor:
         """Return the laws after the nodes, by the logits of that call."""
-        if len(tree) == 0:
-            return self._of_logits(logits[-1:])
-        wanted = index_on(logits.device, tuple(node + 1 for node in nodes))
-        return self._of_logits(logits.index_select(0, wanted))
+        if len(asked.tree) == 0:
+            return self.of_logits(logits[-1:])
+        wanted = index_on(logits.device, tuple(node + 1 for node in asked.nodes))
+        return self.of_logits(logits.index_select(0, wanted))
 
 
 def draft_tree(models: Sequence[TreeModel], growth: Growth) -> Draft:
@@ -385,7 +383,7 @@ def draft_tree(models: Sequence[TreeModel], growth: Growth) -> Draft:
     """
 
     def after(asked: Asked) -> Tensor:
-        laws = [model.laws(model.decoder.forward(*model.reads(*asked)), *asked) for model in models]
+        laws = [model.laws(model.decoder.forward(*model.reads(asked)), asked) for model in models]
         return torch.stack(laws) if len(laws) > 1 else laws[0]  # [K, M, V]
 
     draft = grow_together({0: growth}, lambda asked: {0: after(asked[0])})[0]
@@ -421,12 +419,9 @@ class BatchedSmallModel(BatchDrafter):
                 trees[slot], growths[slot] = tree
 
         def after(asked: Mapping[int, Asked]) -> dict[int, Tensor]:
-            read = [trees[slot].reads(*wanted) for slot, wanted in asked.items()]
+            read = [trees[slot].reads(wanted) for slot, wanted in asked.items()]
             calls = self._ragged.forward(list(asked), [tokens for tokens, _ in read], [tree for _, tree in read])
-            return {
-                slot: trees[slot].laws(logits, *wanted)
-                for (slot, wanted), logits in zip(asked.items(), calls, strict=True)
-            }
+            return {slot: trees[slot].laws(logits, asked[slot]) for slot, logits in zip(asked, calls, strict=True)}
 
         # One call for each level of all trees, as `draft_tree` does for one text.
         for slot, grown in grow_together(growths, after).items():

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
-from pydantic import model_validator
 from torch import Tensor
 
 from specdec.config import Named, typed
@@ -28,8 +27,7 @@ class StagedConfig(Named):
     by: dict[str, Any]
     structure: dict[str, Any]
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
+    def __post_init__(self) -> None:
         checked_part("of", self.of)
         if drafters.get(self.of["name"]) is not SmallModel:
             raise UsageError(
@@ -39,7 +37,6 @@ class StagedConfig(Named):
         checked_part("by", self.by)
         with named_below("structure", group="structure"):
             structures.config(self.structure)
-        return self
 
 
 @drafters.register("staged")

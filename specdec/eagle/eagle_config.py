@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from specdec.config import AtLeastOne, FolderName, typed
 
@@ -62,8 +62,7 @@ class EagleConfig:
     markov: Literal["vanilla", "gated", "rnn"] | None = None
     markov_rank: AtLeastOne | None = None
 
-    @model_validator(mode="after")
-    def _fits(self) -> "EagleConfig":
+    def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
         if self.form == "eagle1":
@@ -90,7 +89,6 @@ class EagleConfig:
             raise ValueError("the target's embeddings have another width than hidden: set own_embedding to true")
         if not self.own_output and self.hidden != self.target_hidden:
             raise ValueError("the target's output layer has another width than hidden: set own_output to true")
-        return self
 
     @property
     def features(self) -> int:

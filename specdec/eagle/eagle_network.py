@@ -57,18 +57,17 @@ class GroupedAttention(nn.Module):
         heads = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         return heads if norm is None else norm(heads)
 
-    def keys_values(self, x: Tensor, turns: Pair) -> Pair:
-        """Return keys and values [B, H_kv, S, head_dim] of inputs [B, S, inputs]."""
-        return rotated(self._heads(self.k_proj(x), self.k_norm), turns), self._heads(self.v_proj(x))
+    def keys_values(self, x: Tensor, turns: Pair, past: Pair | None = None) -> Pair:
+        """Return keys and values [B, H_kv, P+S, head_dim] of P rows before and of inputs [B, S, inputs]."""
+        key, value = rotated(self._heads(self.k_proj(x), self.k_norm), turns), self._heads(self.v_proj(x))
+        return (key, value) if past is None else (torch.cat([past[0], key], 2), torch.cat([past[1], value], 2))
 
     def forward(self, x: Tensor, turns: Pair, past: Pair | None, mask: Tensor | None = None) -> tuple[Tensor, Pair]:
         """Return states [B, S, D], and keys and values of all P+S rows, for inputs x [B, S, inputs], cosines and sines
         [B, 1, S, head_dim], keys and values of P rows before, and a mask [S, P+S] or [B, 1, S, P+S], true for seen.
         """
         query = rotated(self._heads(self.q_proj(x), self.q_norm), turns)
-        key, value = self.keys_values(x, turns)
-        if past is not None:
-            key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
+        key, value = self.keys_values(x, turns, past)
         rows, length = query.shape[2], key.shape[2]
         causal = self.causal and mask is None and rows > 1
         if causal and past is not None:
@@ -356,11 +355,14 @@ class BlockNetwork(FeatureNetwork):
             sizes = (config.markov_rank, self.vocab_size, self.draft_size, config.hidden)
             self.markov_head = MarkovHead(config.markov, *sizes)
 
-    def context(self, features: Tensor, places: Tensor) -> KeysValues:
-        """Return each layer's keys and values for the target's features [B, S, k * D_t] at positions [S]."""
+    def context(self, features: Tensor, places: Tensor, past: KeysValues | None = None) -> KeysValues:
+        """Return each layer's keys and values for the target's features [B, S, k * D_t] at positions [S], behind those
+        of the features before.
+        """
         context = self.hidden_norm(self.fc(features))
         turns = self.turns(places.expand(len(features), -1), context.dtype)
-        return tuple(layer.self_attn.keys_values(context, turns) for layer in self.layers)
+        before = zip(self.layers, past or [None] * len(self.layers), strict=True)
+        return tuple(layer.self_attn.keys_values(context, turns, pair) for layer, pair in before)
 
     def forward(self, root: Tensor, place: int, past: KeysValues) -> tuple[Tensor, Tensor]:
         """Return the logits [B, J, W] of the tokens behind a root [B] at position `place`, without a Markov head's

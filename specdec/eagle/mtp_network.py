@@ -153,8 +153,8 @@ class MtpText:
                 self.states[number] = all_states if self._keep else new[:, -1:]
             self.length += piece.shape[1]
 
-    def draft(self) -> "MtpDraft":
-        """Begin a draft behind the last token. There is at least one row."""
+    def draft(self, depth: int) -> "MtpDraft":
+        """Begin a draft behind the last token, of any depth. There is at least one row."""
         places = torch.full((1,), self.length, device=self.layers[0].held[0].device)
         return MtpDraft(self._network, [copy.copy(layer) for layer in self.layers], self.states, places)
 
@@ -213,7 +213,7 @@ def drafts_along(network: MtpNetwork, tokens: Tensor, features: Tensor, first: i
     for root in range(first, min(count, last)):  # not every head has a row here
         text = MtpText(network)
         text.append(tokens[1 : root + 1], features[:root])
-        yield root, text.draft()
+        yield root, text.draft(len(tokens) - root)
     first = max(first, count)
     if first < last:
         whole.append(tokens[1:last], features[: last - 1])

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from specdec.config import AtLeastOne, NonEmpty, typed
 
@@ -28,8 +28,7 @@ class HeadsConfig:
         """Return the layer whose states these heads read, counted down from the last of `layers`."""
         return layers if self.state == "embeddings" else self.offset
 
-    @model_validator(mode="after")
-    def _fits(self) -> "HeadsConfig":
+    def __post_init__(self) -> None:
         if self.mixer != "mlp" and not self.grounded:
             name = "a GRU" if self.mixer == "gru" else "attention over drafted tokens"
             raise ValueError(f"{name} reads the drafted tokens: it needs grounded=true")
@@ -37,4 +36,3 @@ class HeadsConfig:
             raise ValueError("a GRU begins with h_t, so its width is the target's: set width to null")
         if self.state == "embeddings" and self.offset:
             raise ValueError("state=embeddings has no layer: set offset to 0")
-        return self

@@ -93,7 +93,7 @@ def _standard_library() -> NgramCorpus:
 def _text_parts(path: str, noun: str, stream: BinaryIO, position: Callable[[], int]) -> Iterator[CorpusPart]:
     """Cut the text at the first newline after `_PART` bytes; a longer line is cut after `_PART` bytes more."""
     decoder = getincrementaldecoder("utf-8")()
-    before, first = 0, True
+    before = 0
     while True:
         content = stream.read(_PART)
         content += stream.readline(_PART)
@@ -106,9 +106,8 @@ def _text_parts(path: str, noun: str, stream: BinaryIO, position: Callable[[], i
             ) from None
         if not content:
             return
+        yield CorpusPart(text, before == 0, path, position())
         before += len(content)
-        yield CorpusPart(text, first, path, position())
-        first = False
 
 
 def _line_parts(path: str, field: str, stream: BinaryIO, position: Callable[[], int]) -> Iterator[CorpusPart]:

@@ -6,7 +6,6 @@ configuration nor drafting.
 
 import hashlib
 import json
-import mmap
 import os
 import shutil
 from bisect import bisect_left, bisect_right
@@ -227,11 +226,9 @@ def open_rest_index(path: Path, vocab_size: int) -> Datastore:
     tokens outside the vocabulary; the message says which.
     """
     chunks, about = list[Chunk](), {"source": path.name}
-    with path.open("rb") as file:
-        if path.stat().st_size == 0:
-            return Datastore([], None, about)
-        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    offset = 0
+    if path.stat().st_size == 0:  # there is nothing to map
+        return Datastore([], None, about)
+    content, offset = memoryview(np.memmap(path, dtype=np.uint8, mode="r")), 0
     while offset < len(content):
         tokens, offset = _block(content, offset, "H")
         suffixes, offset = _block(content, offset, "i")

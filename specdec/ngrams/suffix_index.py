@@ -6,7 +6,8 @@ import numpy as np
 
 
 class SuffixIndex:
-    """The positions after each n-gram of a text, for every n in `orders`, extended token by token.
+    """The positions after each n-gram of a text, for every n in `orders`, extended token by token; or where `leftmost`,
+    only the first position after each.
 
     Memory is linear in the text: one link and at most one table entry for each token and order. A lookup costs
     O(matches), whatever the length of the text.
@@ -15,10 +16,9 @@ class SuffixIndex:
     def __init__(self, orders: Iterable[int], leftmost: bool = False) -> None:
         self.text: list[int] = []
         self._pending = 0
-        # For each order: n-gram -> the latest position after it; position -> the one before after the same n-gram.
+        self._leftmost = leftmost
+        # For each order: n-gram -> the latest position after it, or the first; position -> the one that was there.
         self._tables: dict[int, tuple[dict[int, int], list[int]]] = {order: ({}, []) for order in orders}
-        # For each order, if they are asked for: n-gram -> the first position after it.
-        self._first: dict[int, dict[int, int]] = {order: {} for order in self._tables} if leftmost else {}
         # The last n tokens as one number, 32 bits a token below a leading 1: cheaper to make and to hash than a tuple.
         # If the text is shorter than n, the number is shorter too and equals no other.
         self._keys = [1] * (max(self._tables) + 1)
@@ -36,8 +36,6 @@ class SuffixIndex:
                 key = self._key(order, position)
                 if before < 0:
                     del latest[key]
-                    if order in self._first:
-                        del self._first[order][key]
                 else:
                     latest[key] = before
         if self._pending > length:
@@ -64,25 +62,17 @@ class SuffixIndex:
             position = earlier[position]
         return found
 
-    def first(self, order: int) -> int | None:
-        """Return the position after the first earlier occurrence of the text's last `order` tokens, None without one;
-        only of an index that was made `leftmost`.
-        """
-        if self._pending < len(self.text):
-            self._index()
-        return self._first[order].get(self._keys[order])
-
     def _index(self) -> None:
-        keys, tables = self._keys, [(order, *table) for order, table in self._tables.items()]
+        keys, leftmost, tables = self._keys, self._leftmost, [(order, *table) for order, table in self._tables.items()]
         longest_first = range(len(keys) - 1, 0, -1)
         for position in range(self._pending, len(self.text)):
             # The n-gram before `position` is now known to be followed by the token there.
             for order, latest, earlier in tables:
                 key = keys[order]
-                earlier.append(latest.get(key, -1))
-                latest[key] = position
-            for order, first in self._first.items():
-                first.setdefault(keys[order], position)
+                before = latest.get(key, -1)
+                earlier.append(before)
+                if before < 0 or not leftmost:
+                    latest[key] = position
             token = self.text[position]
             for order in longest_first:
                 keys[order] = keys[order - 1] << 32 | token

@@ -1,6 +1,5 @@
 """A tree by its expansion: how many children every node has at each depth (SpecInfer 2305.09781, section 3)."""
 
-from functools import cached_property
 from math import prod
 from typing import Annotated
 
@@ -8,8 +7,9 @@ from pydantic import Field
 
 from specdec.config import DraftSize, Named, typed
 from specdec.errors import UsageError
-from specdec.records import Tree, shared_tree
-from specdec.structures.base import Structure, structures
+from specdec.records import shared_tree
+from specdec.structures.base import structures
+from specdec.structures.tree import TokenTree
 
 
 @typed
@@ -19,22 +19,24 @@ class ExpansionConfig(Named):
 
 
 @structures.register("expansion")
-class Expansion(Structure):
-    """The tree <k_1, ..., k_m>: the root has k_1 children, each of these has k_2, and so on. Whatever fills or judges
-    trees takes it: it is one of them, written shortly.
+class Expansion(TokenTree):
+    """The tree <k_1, ..., k_m>: the root has k_1 children, each of these has k_2, and so on: a given tree, written
+    shortly.
     """
 
-    name = "tree"
     sized_by = "structure.widths"
 
-    def __init__(self, widths: tuple[int, ...], depth: int | None = None) -> None:
-        """Ask for the first `depth` levels of the tree of these widths, None for all."""
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        parents, level = list[int](), [-1]
+        for width in widths:
+            begin = len(parents)
+            parents += [parent for parent in level for _ in range(width)]
+            level = list(range(begin, len(parents)))
+        super().__init__(shared_tree(tuple(parents)), len(parents))
         self._widths = widths
-        self._asked = widths[:depth]
-        self.gamma = len(self._asked)
 
     @classmethod
-    def from_config(cls, config: ExpansionConfig) -> "Expansion":
+    def from_config(cls, config: ExpansionConfig) -> "Expansion":  # type: ignore[override]
         widths = tuple(config.widths)
         nodes = sum(prod(widths[:level]) for level in range(1, len(widths) + 1))
         if nodes > config.nodes:
@@ -46,17 +48,4 @@ class Expansion(Structure):
 
     @property
     def label(self) -> str:
-        return f"expansion {' x '.join(map(str, self._asked))}, {self.nodes} nodes"
-
-    @cached_property
-    def tree(self) -> Tree:
-        parents, level = list[int](), [-1]
-        for width in self._asked:
-            begin = len(parents)
-            parents += [parent for parent in level for _ in range(width)]
-            level = list(range(begin, len(parents)))
-        return shared_tree(tuple(parents))
-
-    def resized(self, gamma: int) -> "Expansion":
-        """Return the first `gamma` levels of the configured tree, all of them where it has fewer."""
-        return Expansion(self._widths, gamma)
+        return f"expansion {' x '.join(map(str, self._widths[: self.gamma]))}, {self.nodes} nodes"

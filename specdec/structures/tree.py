@@ -1,9 +1,10 @@
 """A fixed token tree: given, read from a small file, or the best one for given accuracies (theory.md 3.2)."""
 
 from collections.abc import Sequence
+from copy import copy
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -33,13 +34,10 @@ class TokenTree(Structure):
     name = "tree"
     sized_by = "structure.nodes"
 
-    def __init__(self, full: Tree, nodes: int, accuracy: Accuracy | None = None, gamma: int | None = None) -> None:
-        """Ask for the configured tree `full`, or for the depth `gamma` of it, see `resized`."""
+    def __init__(self, full: Tree, nodes: int, accuracy: Accuracy | None = None) -> None:
+        """Ask for the configured tree, of at most `nodes` nodes; it was built from `accuracy`, or given."""
         self._full, self._nodes, self._accuracy = full, nodes, accuracy
-        if gamma is not None and gamma > full.depth and accuracy is not None:
-            full = _built(accuracy, nodes, gamma)
-        self._tree = full if gamma is None else _pruned(full, gamma)
-        self.gamma = self._tree.depth
+        self._tree, self.gamma = full, full.depth
 
     @classmethod
     def from_config(cls, config: TokenTreeConfig) -> "TokenTree":
@@ -66,13 +64,19 @@ class TokenTree(Structure):
     def tree(self) -> Tree:
         return self._tree
 
-    def resized(self, gamma: int) -> "TokenTree":
+    def resized(self, gamma: int) -> Self:
         """Return the configured tree without its nodes below depth `gamma`; 0 leaves none. For more depth than
         configured, a tree that was built from accuracies is built again for that depth, with the same number of nodes;
         it may stay shallower where more depth does not pay. A given tree stays as it is. So the result is at most
         `gamma` deep, and does not depend on the size that this tree has now.
         """
-        return TokenTree(self._full, self._nodes, self._accuracy, gamma)
+        full = self._full
+        if gamma > full.depth and self._accuracy is not None:
+            full = _built(self._accuracy, self._nodes, gamma)
+        sized = copy(self)
+        sized._tree = _pruned(full, gamma)
+        sized.gamma = sized._tree.depth
+        return sized
 
 
 def given(parents: Sequence[int]) -> dict[str, Any]:

@@ -182,9 +182,7 @@ class ContinuationTrie:
         kept = drafted[: structure.nodes]
         if not kept:
             return NOTHING
-        number = {_ROOT: -1} | {node: place for place, (node, _, _, _) in enumerate(kept)}
-        return Proposal(
-            tuple(token for _, _, token, _ in kept),
-            shared_tree(tuple(number[parent] for _, parent, _, _ in kept)),
-            tuple(Source(strategy, rank) for _, _, _, rank in kept),
-        )
+        nodes, parents, tokens, ranks = zip(*kept, strict=True)
+        number = {_ROOT: -1} | {node: place for place, node in enumerate(nodes)}
+        tree = shared_tree(tuple(number[parent] for parent in parents))
+        return Proposal(tokens, tree, tuple(Source(strategy, rank) for rank in ranks))

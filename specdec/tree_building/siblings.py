@@ -15,11 +15,6 @@ from specdec.structures.base import Beam, Structure
 Siblings = Literal["independent", "without_replacement"]  # the ways in which children of one node are drawn
 How = Siblings | Literal["ranked"]  # or chosen: `ranked` takes the most likely tokens
 
-Laws = Callable[[Tensor, Tree, Sequence[int]], Tensor]
-"""`laws(tokens, tree, nodes)` gives the laws [M, V] after M nodes (-1 is the root) of the draft so far, tokens [N] over
-`tree`. Children that are ranked take any scores in place of laws; where `structure.beam` is given, logits. Several
-models give [K, M, V] (see `grow`)."""
-
 Whose = Sequence[Sequence[int]]  # `whose[i][j]` is the one of K models that gives the (j+1)-th child of parent i
 
 
@@ -84,22 +79,34 @@ def index_on(device: torch.device, places: tuple[int, ...]) -> Tensor:
 
 
 class Asked(NamedTuple):
-    """The laws that a growing draft asks for, as the arguments of `Laws`: after `nodes` of the draft so far."""
+    """The laws [M, V] that a growing draft asks for: after M nodes of one depth (-1 is the root) of the draft so far,
+    tokens [N] over `tree`. Children that are ranked take any scores in place of laws; where `structure.beam` is given,
+    logits. Several models give [K, M, V] (see `growing`).
+    """
 
     tokens: Tensor
     tree: Tree
     nodes: Sequence[int]
+
+    def paths(self, device: torch.device) -> Tensor:
+        """Return the tokens [M, k] on the path to each node, itself included; the device is not waited for."""
+        paths = torch.tensor([self.tree.path(node) for node in self.nodes], dtype=torch.long)
+        return self.tokens.to(device)[paths.to(device, non_blocking=True)]
 
 
 Growth = Generator[Asked, Tensor, Draft]  # yields what laws a draft needs next, is sent them, returns the draft
 
 
 def grow(
-    structure: Structure, laws: Laws, how: How, strategy: str | Sequence[str], generator: torch.Generator | None = None
+    structure: Structure,
+    laws: Callable[[Asked], Tensor],
+    how: How,
+    strategy: str | Sequence[str],
+    generator: torch.Generator | None = None,
 ) -> Draft:
     """Grow one draft, with a call of `laws` for each level; see `growing`."""
     alone = {0: growing(structure, how, strategy, generator)}
-    return grow_together(alone, lambda asked: {0: laws(*asked[0])})[0]
+    return grow_together(alone, lambda asked: {0: laws(asked[0])})[0]
 
 
 def grow_together(

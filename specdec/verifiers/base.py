@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ class VerifierCapabilities:
     lossless: bool = True
     greedy_only: bool = False  # right only where p is one-hot; a run with a temperature is refused
     deterministic: bool = False  # the decision follows from p and the draft's tokens, without randomness
+    exact_match: bool = False  # it decides as the rule `greedy` does wherever p is one-hot
     # A token of a chain passes with min(1, p/q), whatever else is offered, so that a position-wise replay counts rounds
     # (theory.md 4.2); this says nothing of rows and trees. Other rules are replayed only where p is one-hot: all
     # lossless rules are one there.
@@ -42,7 +44,7 @@ class Verifier(ABC):
 
     def for_greedy(self) -> "Verifier":
         """Return the cheapest rule that decides exactly as this one does wherever p is one-hot."""
-        return self
+        return verifiers.build({"name": "greedy"}) if self.capabilities.exact_match else self
 
     def passed(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
         """Return the chances [..., V] that a tested position of a chain emits each token as an accepted draft; for the
@@ -79,15 +81,6 @@ class Verifier(ABC):
         """Return the distance [...] between the laws emitted with a draft and without, sum |law - reference| / 2."""
         return (self.law(p, q, depth) - self.reference(p)).abs().sum(-1) / 2
 
-    def acceptance(self, p: Tensor, q: Tensor) -> Tensor:
-        """Return the chance [...] that a token of a chain passes, for a rule that tests tokens one by one, by the
-        chances p, q [...] of that token under target and drafter. Raises NotImplementedError: a rule that is not
-        lossless does not say it; a deterministic one need not.
-        """
-        if not self.capabilities.lossless:
-            raise NotImplementedError(f"{type(self).__name__} is not lossless and does not say when a token passes")
-        return (p / q).clamp_max(1.0)
-
 
 def correction(draft: Draft, p: Tensor, accepted: Tensor, scaled: Tensor | None = None, kept: float = 1.0) -> Tensor:
     """Return the law [V] of the token after the first `accepted` [] of a chain that is not empty: the residual after a
@@ -116,14 +109,29 @@ def chain_acceptance(draft: Draft, accepted: Tensor | None, next_token: Tensor) 
 
 
 def first_choice_acceptance(draft: Draft, p: Tensor, passing: Tensor) -> Acceptance:
-    """Return the decision that keeps a chain's tokens for as long as they pass, and goes on with argmax p. A mask
-    `passing` [N, V] has the tokens that pass at each position.
+    """Return the decision that keeps the longest path whose tokens pass, the first in the draft's order among equals,
+    and goes on with argmax p. A mask `passing` [N+1, V] has the tokens that pass after the root and after each node.
     """
-    chosen = p.argmax(-1)
-    if len(draft) == 0:
-        return chain_acceptance(draft, None, chosen[0])
-    accepted = passing.gather(-1, draft.tokens.unsqueeze(-1)).squeeze(-1).cumprod(0).sum()
-    return chain_acceptance(draft, accepted, chosen.index_select(0, accepted.reshape(1))[0])
+    nodes, parents = len(draft), draft.tree.parents
+    if nodes == 0:
+        return chain_acceptance(draft, None, p[0].argmax())
+    passed = passing[_parent_places(parents, p.device), draft.tokens]  # [N]
+    # One transfer, the only one of the round.
+    fetched: list[int] = torch.cat([p.argmax(-1), draft.tokens, passed.long()]).tolist()
+    chosen, tokens, passes = fetched[: nodes + 1], fetched[nodes + 1 : 2 * nodes + 1], fetched[2 * nodes + 1 :]
+    kept: list[bool] = []
+    last, depth = -1, 0
+    for node, parent in enumerate(parents):
+        kept.append(bool(passes[node]) and (parent < 0 or kept[parent]))
+        if kept[node] and draft.tree.depths[node] > depth:
+            last, depth = node, draft.tree.depths[node]
+    return Acceptance(draft.tree.path(last), chosen[last + 1], bool(draft.tree.children[last + 1]), tuple(tokens))
+
+
+@lru_cache(maxsize=64)
+def _parent_places(parents: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return for each node [N] the place in p of the law that it is tested against: that of its parent."""
+    return (torch.tensor(parents, dtype=torch.long) + 1).to(device, non_blocking=True)
 
 
 verifiers: Registry[Verifier] = Registry("verifiers", "verifier")

@@ -6,7 +6,6 @@ from torch import Tensor
 from specdec.records import Acceptance, Draft
 from specdec.sampling import one_hot, sample
 from specdec.verifiers.base import Verifier, VerifierCapabilities, chain_acceptance, correction, verifiers
-from specdec.verifiers.greedy import Greedy
 
 
 @verifiers.register("block")
@@ -20,11 +19,7 @@ class BlockVerification(Verifier):
     positions around it, so `alpha.mle` measures the rule, not the mean of sum min(p, q). Exact match with one-hot p.
     """
 
-    capabilities = VerifierCapabilities(handles=frozenset({"chain"}), token_by_token=False)
-
-    def for_greedy(self) -> Verifier:
-        # A token passes only where p has its point, and what corrects a rejection is that point.
-        return Greedy()
+    capabilities = VerifierCapabilities(handles=frozenset({"chain"}), exact_match=True, token_by_token=False)
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
         offered = len(draft)

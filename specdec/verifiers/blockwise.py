@@ -11,7 +11,6 @@ from specdec.config import AtLeastOne, Named, typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import among_largest
 from specdec.verifiers.base import Verifier, VerifierCapabilities, first_choice_acceptance, verifiers
-from specdec.verifiers.greedy import Greedy
 
 
 @typed
@@ -46,15 +45,14 @@ class BlockwiseRule(Verifier):
     def __init__(self, config: BlockwiseRuleConfig) -> None:
         self._acceptance, self._top_k, self._threshold = config.acceptance, config.top_k, config.threshold
         self._forced = config.minimum_block - 1
-        exact = config.acceptance == "exact" and self._forced == 0
-        self.capabilities = replace(self.capabilities, lossless=exact, greedy_only=exact, any_depth=self._forced == 0)
-
-    def for_greedy(self) -> Verifier:
-        return self if self._forced else Greedy()
+        free = self._forced == 0
+        exact = config.acceptance == "exact" and free
+        self.capabilities = replace(
+            self.capabilities, lossless=exact, greedy_only=exact, exact_match=free, any_depth=free
+        )
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
-        depth = torch.arange(1, len(draft) + 1, device=p.device)
-        return first_choice_acceptance(draft, p, self._passing(p[: len(draft)], depth))
+        return first_choice_acceptance(draft, p, self._passing(p, torch.arange(1, len(p) + 1, device=p.device)))
 
     def passed(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
         return q.to(p.dtype) * self._passing(p, depth)

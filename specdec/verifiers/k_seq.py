@@ -6,58 +6,47 @@ from torch import Tensor
 from specdec.errors import UsageError
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual
-from specdec.structures.base import EVERY_STRUCTURE
-from specdec.verifiers.base import Verifier, VerifierCapabilities, verifiers
-from specdec.verifiers.greedy import Greedy
-from specdec.verifiers.speculative_sampling import accept_chain, at, descend
+from specdec.verifiers.base import verifiers
+from specdec.verifiers.speculative_sampling import SpeculativeSampling, at
 
 
 @verifiers.register("k_seq")
-class KSeq(Verifier):
+class KSeq(SpeculativeSampling):
     """Accept each of a node's K draws with min(1, p(x) / (rho q(x))), the first that passes; p is left as it is.
 
     rho solves 1 - (1 - b)^K = rho b with b = sum min(p/rho, q), and when none passes the next token is drawn from what
     the rule has not given out: p - min(q, p/rho) [1 - (1 - b)^K] / b, normalised. K is the number of draws of that
-    node, a token that was drawn twice counting twice; K = 1 is speculative sampling.
+    node, a token that was drawn twice counting twice; K = 1 is speculative sampling. Where p is one-hot, a draw of its
+    point passes, because q <= 1/rho there; no other does, and what is left of p is its point.
 
     Draws must be independent: those without replacement are refused. Point masses are not draws; they are followed as
     under `speculative_sampling` (see `descend`).
     """
 
-    capabilities = VerifierCapabilities(handles=EVERY_STRUCTURE)
-
-    def for_greedy(self) -> Verifier:
-        # A draw of p's point passes: q <= 1/rho there. No other does, and what is left of p is its point.
-        return Greedy()
-
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
         """See `Verifier.accept`. Raises UsageError: siblings that were drawn without replacement."""
-        if draft.tree.is_chain and draft.draws is None:
-            return accept_chain(draft, p, generator)
-        if draft.q is not None and draft.draws is None:
+        if draft.q is not None and draft.draws is None and not draft.tree.is_chain:
             raise UsageError(
                 "Bad value verifier=k_seq: it needs siblings that were drawn independently; use "
                 "drafter.siblings=independent, or verifier=speculative_sampling."
             )
-        return descend(draft, p, generator, _k_seq)
+        return super().accept(draft, p, generator)
 
-
-def _k_seq(draft: Draft, p: Tensor, children: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Make all tests of one node (see `speculative_sampling.Rule`)."""
-    assert draft.q is not None
-    due = children >= 0  # [T]
-    draws = due.sum()
-    law, q = p.double(), at(draft.q, children[:1]).double()  # [1, V]: siblings were drawn from one law
-    rho = acceptance_scale(law, q, draws.clamp_min(1)) if len(children) > 1 else torch.ones_like(law[:, :1])
-    tokens = at(draft.tokens, children)
-    scaled = law / rho
-    passed = uniforms * q.index_select(-1, tokens)[0] < torch.where(due, scaled.index_select(-1, tokens)[0], 0.0)
-    chosen = torch.where(passed.any(), children.index_select(0, passed.int().argmax(-1, keepdim=True)), -1)
-    kept = torch.minimum(q, scaled)
-    b = kept.sum(-1, keepdim=True)
-    share = torch.where(b > 0, _some_of(b, draws) / b, 0.0)
-    rest = residual(law, kept * share)
-    return chosen, torch.where(draws > 0, rest, law).to(p.dtype)
+    def decide(self, draft: Draft, p: Tensor, children: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        assert draft.q is not None
+        due = children >= 0  # [T]
+        draws = due.sum()
+        law, q = p.double(), at(draft.q, children[:1]).double()  # [1, V]: siblings were drawn from one law
+        rho = acceptance_scale(law, q, draws.clamp_min(1)) if len(children) > 1 else torch.ones_like(law[:, :1])
+        tokens = at(draft.tokens, children)
+        scaled = law / rho
+        passed = uniforms * q.index_select(-1, tokens)[0] < torch.where(due, scaled.index_select(-1, tokens)[0], 0.0)
+        chosen = torch.where(passed.any(), children.index_select(0, passed.int().argmax(-1, keepdim=True)), -1)
+        kept = torch.minimum(q, scaled)
+        b = kept.sum(-1, keepdim=True)
+        share = torch.where(b > 0, _some_of(b, draws) / b, 0.0)
+        rest = residual(law, kept * share)
+        return chosen, torch.where(draws > 0, rest, law).to(p.dtype)
 
 
 def acceptance_scale(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from specdec.config import Named, typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual
 from specdec.verifiers.base import Verifier, VerifierCapabilities, first_choice_acceptance, verifiers
-from specdec.verifiers.greedy import Greedy
 from specdec.verifiers.speculative_sampling import accept_chain
 
 
@@ -36,7 +35,9 @@ class Lenient(Verifier):
     At temperature 0 p is one-hot, and nothing but its argmax can pass: every lenience and both forms are exact match.
     """
 
-    capabilities = VerifierCapabilities(handles=frozenset({"chain"}), lossless=False, token_by_token=False)
+    capabilities = VerifierCapabilities(
+        handles=frozenset({"chain"}), lossless=False, exact_match=True, token_by_token=False
+    )
 
     def __init__(self, config: LenientConfig) -> None:
         self._lenience = config.lenience
@@ -44,12 +45,9 @@ class Lenient(Verifier):
         self.capabilities = replace(self.capabilities, deterministic=self._greedy)
         self._kept = config.lenience if config.residual == "lenient" else 1.0  # share of q taken off p in the residual
 
-    def for_greedy(self) -> Verifier:
-        return Greedy()
-
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
         if self._greedy:
-            return first_choice_acceptance(draft, p, self._likely(p[: len(draft)]))
+            return first_choice_acceptance(draft, p, self._likely(p))
         return accept_chain(draft, p, generator, self._lenience, self._kept)
 
     def _likely(self, p: Tensor) -> Tensor:
@@ -64,6 +62,3 @@ class Lenient(Verifier):
 
     def corrected(self, p: Tensor, q: Tensor) -> Tensor:
         return super().corrected(p, q) if self._greedy else residual(p, self._kept * q.to(p.dtype))
-
-    def acceptance(self, p: Tensor, q: Tensor) -> Tensor:
-        return (p / (self._lenience * q)).clamp_max(1.0)

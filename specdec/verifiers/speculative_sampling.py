@@ -5,7 +5,6 @@ On the way down a branching draft every choice stays on the device: positions ar
 are masked out. The decision is fetched once, at the end, so that a round waits for a GPU once.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -15,7 +14,6 @@ from specdec.records import Acceptance, Draft
 from specdec.sampling import one_hot, residual, sample
 from specdec.structures.base import EVERY_STRUCTURE
 from specdec.verifiers.base import Verifier, VerifierCapabilities, chain_acceptance, correction, verifiers
-from specdec.verifiers.greedy import Greedy
 
 
 @verifiers.register("speculative_sampling")
@@ -25,18 +23,34 @@ class SpeculativeSampling(Verifier):
     Where a node has several children they are tested in the order of `draft.tests`, each against what the rejections
     before it left of p: p <- norm((p - q)_+) with the very q that the rejected one was drawn from. With draws that are
     independent this is SpecInfer's rule, with draws without replacement Sequoia's and RSD's; q travels with each token.
+    Where p is one-hot, a token passes only where p has its point, and what corrects a rejection is that point.
     """
 
-    capabilities = VerifierCapabilities(handles=EVERY_STRUCTURE)
-
-    def for_greedy(self) -> Verifier:
-        # A token passes only where p has its point, and what corrects a rejection is that point.
-        return Greedy()
+    capabilities = VerifierCapabilities(handles=EVERY_STRUCTURE, exact_match=True)
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
         if draft.tree.is_chain and draft.draws is None:
             return accept_chain(draft, p, generator)
-        return descend(draft, p, generator, _multi_round)
+        return descend(draft, p, generator, self)
+
+    def decide(self, draft: Draft, p: Tensor, children: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Decide at one node, by the target's law p [1, V] there, the children [T] to test in this order (-1 where
+        there are fewer) and a uniform number for each test, [T]. Return the accepted child [1] or -1, and the law
+        [1, V] of the next token where none is accepted (p itself for a node without children).
+        """
+        assert draft.q is not None
+        laws, tokens = at(draft.q, children).to(p.dtype), at(draft.tokens, children)  # [T, V], [T]
+        chosen = torch.full_like(children[:1], -1)
+        for test in range(len(children)):
+            child, token, q = children[test : test + 1], tokens[test : test + 1], laws[test : test + 1]
+            due = (child >= 0) & (chosen < 0)
+            p_token = torch.where(due, p.index_select(-1, token)[0], 0.0)  # where nothing is due, nothing passes
+            passed = uniforms[test : test + 1] * q.index_select(-1, token)[0] < p_token
+            chosen = torch.where(passed, child, chosen)
+            p = torch.where(due & ~passed, residual(p, q), p)
+            if can_look(p) and not due & ~passed:
+                break
+        return chosen, p
 
 
 def accept_chain(
@@ -60,31 +74,7 @@ def accept_chain(
     return chain_acceptance(draft, accepted, sample(correction(draft, p, accepted, kept=kept), generator))
 
 
-def _multi_round(draft: Draft, p: Tensor, children: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Make the tests of one node, one after the other (see `Rule`)."""
-    assert draft.q is not None
-    laws, tokens = at(draft.q, children).to(p.dtype), at(draft.tokens, children)  # [T, V], [T]
-    chosen = torch.full_like(children[:1], -1)
-    for test in range(len(children)):
-        child, token, q = children[test : test + 1], tokens[test : test + 1], laws[test : test + 1]
-        due = (child >= 0) & (chosen < 0)
-        p_token = torch.where(due, p.index_select(-1, token)[0], 0.0)  # where nothing is due, nothing passes
-        passed = uniforms[test : test + 1] * q.index_select(-1, token)[0] < p_token
-        chosen = torch.where(passed, child, chosen)
-        p = torch.where(due & ~passed, residual(p, q), p)
-        if can_look(p) and not due & ~passed:
-            break
-    return chosen, p
-
-
-Rule = Callable[[Draft, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""`rule(draft, p, children, uniforms) -> (chosen, rest)` decides at one node. It is given the target's law p [1, V]
-there, the children [T] to test in this order (-1 where there are fewer) and a uniform number for each test, [T]. It
-returns the accepted child [1] or -1, and the law [1, V] of the next token where none is accepted (p itself for a node
-without children)."""
-
-
-def descend(draft: Draft, p: Tensor, generator: torch.Generator | None, rule: Rule) -> Acceptance:
+def descend(draft: Draft, p: Tensor, generator: torch.Generator | None, rule: SpeculativeSampling) -> Acceptance:
     """Follow accepted children of a draft with nodes from the root until none passes; the next token comes from what is
     left of p [N+1, V] there. Children that are point masses (`draft.q` is None) need no rule: testing them in turn,
     each with its share of what is left of p, is the same as drawing the next token from p and following the child with
@@ -107,7 +97,7 @@ def descend(draft: Draft, p: Tensor, generator: torch.Generator | None, rule: Ru
             first = children.index_select(0, carries.int().argmax(-1, keepdim=True))
             chosen, rest = torch.where(carries.any(), first, -1), one_hot(token, law.shape[-1]).to(law.dtype)
         else:
-            chosen, rest = rule(draft, law, children, uniforms[tested : tested + width])
+            chosen, rest = rule.decide(draft, law, children, uniforms[tested : tested + width])
         tested += width
         passed = going & (chosen >= 0)
         place = torch.where(passed, chosen + 1, place)

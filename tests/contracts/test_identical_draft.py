@@ -66,7 +66,7 @@ def test_one_of_several_siblings_of_the_targets_own_law_always_passes(enumeratio
     rule, shape = verifiers.build({"name": verifier}), structures.build({"name": "rows", "k": 2, "w": 1, "budget": 9})
 
     def run():
-        draft = grow(shape, lambda tokens, tree, nodes: p[[0] * len(nodes)], way, "table", enumeration.generator)
+        draft = grow(shape, lambda asked: p[[0] * len(asked.nodes)], way, "table", enumeration.generator)
         judged = torch.stack([p[0], *(p[token] for token in draft.tokens.tolist())])
         return len(rule.accept(draft, judged, enumeration.generator).path)
 

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from fixtures.drafting import assert_drafted_from, assert_likeliest_paths, begun, decoded, tree
+from fixtures.drafting import assert_drafted_from, assert_likeliest_paths, begun, decoded, expansion, tree
 from fixtures.slow_eagle import random_rounds
 from fixtures.small_parts import composed
 from fixtures.two_tiers import pairwise
@@ -66,10 +66,7 @@ def test_a_node_of_rank_j_is_the_next_best_choice_of_its_depths_head(
     cls, make = KINDS[kind]
     target = target_at()
     drafter = begun(cls(random_heads(target, **make), target), target, PROMPT)
-    own = {
-        "bushy": tree(*BUSHY),
-        "expansion": structures.build({"name": "expansion", "widths": [4, 3, 2], "nodes": 40}),
-    }
+    own = {"bushy": tree(*BUSHY), "expansion": expansion(4, 3, 2)}
     structure = own.get(shape) or make_structure(shape, 5)
     draft = drafter.draft(structure)
     assert draft.tree == structure.tree and draft.q is None

@@ -1,18 +1,13 @@
 """Lookahead decoding against the window and the pool on plain lists."""
 
 import pytest
-from fixtures.drafting import decoded, rows
-from fixtures.drafting import dynamic as dynamic_tree
+from fixtures.drafting import decoded, dynamic, rows
 from fixtures.plain_rounds import PROMPTS, Pairs, ranking
 
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.records import TextStart
 from specdec.structures.base import structures
-
-
-def dynamic(nodes, depth):
-    return dynamic_tree(nodes, depth, 30, 30)
 
 
 def build(window, ngram, candidates, pool_from_prompt):

@@ -87,9 +87,7 @@ def test_chances_along_a_text_are_those_of_drafts_at_every_place(made, make_stru
     monkeypatch.setattr("specdec.eagle.mtp_network._REPLAYED", 60)
     drafter, target, _ = made(case, temperature=1.0)
     for prompt in ([7], [11, 3, 7, 30]):
-        assert_chances_are_those_of_drafts(
-            drafter, target, prompt, [5, 1, 4, 1, 5, 9, 50, 8], lambda text: text.draft(), 5, rel=1e-3, abs=1e-6
-        )
+        assert_chances_are_those_of_drafts(drafter, target, prompt, [5, 1, 4, 1, 5, 9, 50, 8], 5, rel=1e-3, abs=1e-6)
 
 
 def test_a_folder_in_shards_is_the_target_and_its_own_drafter(made, sampling, group_values, make_structure):
@@ -162,7 +160,7 @@ def test_names_and_copies_change_nothing_and_the_order_of_the_halves_does(drafte
     for each in (weights, weights | copies, apart, turned):
         drafter = drafter_of(each, {"speculators_model_type": "mtp"} if each is apart else None)
         drafter.start(TextStart([5, 1, 4], 50), features_of(mtp_model("glm4_moe"), [5, 1], ()))
-        laws.append(drafter.read().draft().first)
+        laws.append(drafter.read().draft(1).first)
     assert torch.equal(laws[0], laws[1]) and torch.equal(laws[0], laws[2]) and not torch.allclose(laws[0], laws[3])
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fixtures.drafting import PROMPT, assert_drafted_from, dynamic, rows
+from fixtures.drafting import PROMPT, assert_drafted_from, dynamic, expansion, rows
 
 from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
@@ -10,13 +10,8 @@ from specdec.drafters.spec_tree import SpecTree
 from specdec.errors import UsageError
 from specdec.records import TextStart, Tree
 from specdec.sampling import generator_for
-from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.tree_building.siblings import grow
-
-
-def expansion(*widths):
-    return structures.build({"name": "expansion", "widths": list(widths), "nodes": 64})
 
 
 def models_of(tiny_llama, target, count, context=64, **how):
@@ -79,7 +74,7 @@ def test_siblings_of_several_laws_were_drawn_from_their_q(enumeration, random_la
     def run():
         draft = grow(
             shape,
-            lambda tokens, tree, nodes: laws[:, [2 if node < 0 else int(tokens[node]) for node in nodes]],
+            lambda asked: laws[:, [2 if node < 0 else int(asked.tokens[node]) for node in asked.nodes]],
             "without_replacement",
             list("abc")[: len(laws)],
             enumeration.generator,
@@ -95,7 +90,7 @@ def test_several_models_draw_no_independent_siblings(random_law):
     laws = torch.stack([random_law(3, 0), random_law(3, 1)])
     for shape, how in ((rows(2, 1), "independent"), (dynamic(4, 2, 2, 2), "ranked")):
         with pytest.raises(ValueError, match="several models"):
-            grow(shape, lambda tokens, tree, nodes: laws[:, [0] * len(nodes)], how, ["a", "b"])
+            grow(shape, lambda asked: laws[:, [0] * len(asked.nodes)], how, ["a", "b"])
 
 
 def test_a_model_with_a_short_context_drops_out(tiny_llama, tiny_model, sampling):

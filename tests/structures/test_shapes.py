@@ -5,6 +5,7 @@ limits. `test_siblings.py` has the drafts that fill them.
 from itertools import product
 
 import pytest
+from fixtures.drafting import expansion
 from fixtures.refusals import refused
 
 from specdec.structures import structures
@@ -13,10 +14,6 @@ from specdec.structures import structures
 @pytest.fixture
 def build(group_values):
     return lambda name, **changes: structures.build(group_values("structure", name, **changes))
-
-
-def expansion(*widths, nodes=64):
-    return structures.build({"name": "expansion", "widths": list(widths), "nodes": nodes})
 
 
 def test_rows_are_chains_that_share_the_root(build):

@@ -14,7 +14,7 @@ LAW = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.1, 0.5, 0.4]], dtype=to
 
 def after(root):
     """The laws of a Markov chain that `grow` asks for."""
-    return lambda tokens, tree, nodes: LAW[[root if node < 0 else int(tokens[node]) for node in nodes]]
+    return lambda asked: LAW[[root if node < 0 else int(asked.tokens[node]) for node in asked.nodes]]
 
 
 def test_without_replacement_the_law_loses_what_was_drawn(enumeration):
@@ -40,7 +40,7 @@ def test_when_nothing_of_the_law_is_left_untried_tokens_are_drawn_alike():
 
 def test_a_law_that_is_not_finite_stays_so_and_a_search_offers_nothing():
     q = torch.full((1, 4), torch.nan)
-    assert len(grow(dynamic(4, 2, 2, 2), lambda tokens, tree, nodes: q.expand(len(nodes), -1), "ranked", "s")) == 0
+    assert len(grow(dynamic(4, 2, 2, 2), lambda asked: q.expand(len(asked.nodes), -1), "ranked", "s")) == 0
     assert in_turns(q, [2], "without_replacement", torch.Generator().manual_seed(0)).q.isnan().all()
 
 
@@ -90,7 +90,7 @@ def test_independent_rows_are_independent_continuations(enumeration):
 def test_a_token_drawn_again_gets_the_children_of_both_places():
     shape = tree(-1, -1, 0, 1, 1)  # one child below the first, two below the second
     certain = torch.tensor([[0.0, 1.0, 0.0]]).double()
-    draft = grow(shape, lambda tokens, tree, nodes: certain.expand(len(nodes), -1), "independent", "test")
+    draft = grow(shape, lambda asked: certain.expand(len(asked.nodes), -1), "independent", "test")
     assert draft.tree.parents == (-1, 0) and draft.tokens.tolist() == [1, 1]
     assert draft.draws == ((0, 0), (1, 1, 1), ())
     torch.testing.assert_close(draft.q, certain.expand(2, -1))
@@ -134,8 +134,8 @@ def test_a_dynamic_tree_keeps_the_most_confident_paths(random_law, sizes):
     law, shape = random_law(7, 3), dynamic(*sizes)
     for root in range(7):
 
-        def logits(tokens, tree, nodes, root=root):
-            rows = law[[root if node < 0 else int(tokens[node]) for node in nodes]]
+        def logits(asked, root=root):
+            rows = law[[root if node < 0 else int(asked.tokens[node]) for node in asked.nodes]]
             return rows.log() + torch.arange(len(rows)).unsqueeze(1)  # a constant in each row changes nothing
 
         draft = grow(shape, logits, "ranked", "s")
@@ -150,10 +150,10 @@ def test_a_dynamic_tree_keeps_the_most_confident_paths(random_law, sizes):
 def test_of_equal_confidence_the_node_drafted_first_stays():
     shape = dynamic(3, 2, 2, 2)
     sure = torch.full((3, 3), -torch.inf, dtype=torch.float64).fill_diagonal_(0.0)  # every token follows itself
-    one = grow(shape, lambda tokens, tree, nodes: sure[[1 if node < 0 else int(tokens[node]) for node in nodes]],
+    one = grow(shape, lambda asked: sure[[1 if node < 0 else int(asked.tokens[node]) for node in asked.nodes]],
                "ranked", "s")  # fmt: skip
     assert one.tokens.tolist() == [1, 1] and one.tree.parents == (-1, 0), "what has no chance is left out"
-    even = grow(shape, lambda tokens, tree, nodes: torch.zeros(len(nodes), 2), "ranked", "s")
+    even = grow(shape, lambda asked: torch.zeros(len(asked.nodes), 2), "ranked", "s")
     assert even.tree.parents == (-1, -1, 0)
 
 

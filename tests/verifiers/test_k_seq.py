@@ -12,15 +12,11 @@ from specdec.verifiers.k_seq import acceptance_scale
 P, Q = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.2, 0.5, 0.1, 0.2]], dtype=torch.float64)
 
 
-def scale(p, q, draws):
-    return acceptance_scale(p, q, torch.tensor(draws))
-
-
 @pytest.mark.parametrize("draws", [1, 2, 5, 40])
 def test_the_scale_is_at_or_just_above_the_root(draws):
     generator = torch.Generator().manual_seed(0)
     p, q = (torch.randn(2, 6, 9, generator=generator).double() * 3).softmax(-1)
-    found = scale(p, q, draws)
+    found = acceptance_scale(p, q, torch.tensor(draws))
     assert found.shape == (6, 1)
     for one, other, rho in zip(p, q, found[:, 0].tolist(), strict=True):
         root = multi_draft.k_seq_rho(one.numpy(), other.numpy(), draws)

@@ -5,9 +5,9 @@ import torch
 from fixtures.drafting import tree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specdec.certification.table_drafts import fill
 from specdec.records import Draft, Tree
 from specdec.sampling import one_hot
-from specdec.tree_building.siblings import grow
 from specdec.verifiers import speculative_sampling
 from specdec.verifiers.base import verifiers
 
@@ -17,11 +17,7 @@ PARENTS = [-1, -1, -1, 0, 0, 1, 3, 3, 6]
 def draft_and_p(law, way, seed):
     """A draft of a tree with leaves at every depth, and p after each of its nodes."""
     generator = torch.Generator().manual_seed(seed)
-
-    def laws(tokens, topology, nodes):
-        return law[[0 if node < 0 else int(tokens[node]) for node in nodes]]
-
-    draft = grow(tree(*PARENTS), laws, way, "test", generator)
+    draft = fill(tree(*PARENTS), law, 0, generator, way)
     return draft, law.roll(1, 0)[torch.cat([torch.tensor([0]), draft.tokens])]
 
 

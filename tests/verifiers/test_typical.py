@@ -79,13 +79,10 @@ def test_the_longest_accepted_path_of_a_tree_wins(random_draft, random_law):
     assert len(lengths) > 2
 
 
-def test_of_equally_long_paths_the_first_wins_and_without_a_draft_the_argmax_follows():
+def test_of_equally_long_paths_the_first_wins():
     p = torch.full((5, 4), 0.25, dtype=torch.float64)  # threshold 0.075
     draft = Draft(torch.tensor([3, 1, 2, 0]), Tree((-1, -1, 1, 0)))
     assert typical().accept(draft, p, None).path == (1, 2)
-    empty = Draft(torch.empty(0, dtype=torch.long), chain_tree(0))
-    decision = typical().accept(empty, torch.tensor([[0.2, 0.5, 0.3]]), None)
-    assert (decision.path, decision.next_token, decision.rejected) == ((), 1, False)
 
 
 def test_thresholds_that_make_no_sense_are_refused():

@@ -47,7 +47,6 @@ class HeadsDrafter(NetworkDrafter):
     not_finite = (
         "The heads' logits are not finite: the run stops here. Try target.dtype=float32, or check drafter.model."
     )
-    strategy: ClassVar[str]  # the registry name, for `Source`
     grounded: ClassVar[bool]  # the heads read the drafted tokens
     shipped: ClassVar[str]  # the heads that `drafter.model=pocket` names
 
@@ -177,12 +176,9 @@ def _grown(
     def laws(asked: Mapping[int, Asked]) -> dict[int, Tensor]:
         width = max(len(each.nodes) for each in asked.values())
         lines: dict[int, Tensor] = {}
-        for slot, (tokens, tree, nodes) in asked.items():
-            paths = torch.tensor([tree.path(node) for node in nodes], dtype=torch.long)  # [M, k - 1]: of one depth
-            # Before the first level there are no tokens, and what there is of them is on the host.
-            drafted = tokens.to(roots.device)[paths.to(roots.device, non_blocking=True)]
-            root = roots[places[slot]].expand(len(nodes), 1)
-            lines[slot] = torch.cat([root, drafted], 1)
+        for slot, each in asked.items():
+            root = roots[places[slot]].expand(len(each.nodes), 1)
+            lines[slot] = torch.cat([root, each.paths(roots.device)], 1)
         some = next(iter(lines.values()))[:1]  # stands where a text asks for fewer laws than others, or for none
         padded = [
             torch.cat([line, some.expand(width - len(line), -1)]) for line in (lines.get(slot, some) for slot in texts)
@@ -259,17 +255,14 @@ class SequentialChoices:
         self._heads = heads
 
     def first(self, states: Tensor, roots: Tensor, tree: Tree) -> Tensor:
-        levels, order = _by_level(tree)
-        drafted, device = roots.view(-1, 1, 1), roots.device  # [B, M, k] the paths to nodes with children
-        found: list[Tensor] = []  # [B, n] of each level
-        for k, level in enumerate(levels, 1):
-            if k > 1:
-                above, inner = index_on(device, level.above), index_on(device, level.inner)
-                last = found[-1].index_select(1, inner).unsqueeze(-1)
-                drafted = torch.cat([drafted.index_select(1, above), last], -1)
+        device = roots.device
+        chosen = torch.cat([roots.unsqueeze(1), roots.new_empty(len(roots), len(tree))], 1)  # [B, 1 + N], by number
+        for k, level in enumerate(_by_level(tree), 1):
+            drafted = chosen.index_select(1, index_on(device, level.paths)).unflatten(1, (-1, k))  # [B, M, k]
             best = self._after(states, drafted).topk(level.width, dim=-1).indices  # [B, M, width]
-            found.append(best.flatten(1).index_select(1, index_on(device, level.places)))
-        return torch.cat(found, 1).index_select(1, index_on(device, order))
+            tokens = best.flatten(1).index_select(1, index_on(device, level.places))
+            chosen.index_copy_(1, index_on(device, level.nodes), tokens)
+        return chosen[:, 1:]
 
     def laws(self, states: Tensor, depth: int, standardise: Standardise) -> After:
         return lambda drafted: standardise(self._after(states, drafted))
@@ -292,26 +285,24 @@ def _by_depth(tree: Tree) -> tuple[int, tuple[int, ...]]:
 
 
 class _Level(NamedTuple):
-    """The nodes of one depth, in the order of their parents, and then of the tree."""
+    """The n nodes of depth k, in the order of their M parents, and then of the tree. The number of a node is one more
+    than its place in the tree, the root's is 0.
+    """
 
-    inner: tuple[int, ...]  # [M] places of the parents among the nodes of the level above
-    above: tuple[int, ...]  # [M] places of the parents' parents among the parents of the level above
+    nodes: tuple[int, ...]  # [n] their numbers
+    paths: tuple[int, ...]  # [M * k] the numbers on the path to each parent, from the root on
     width: int  # the largest number of children of one parent, W
     places: tuple[int, ...]  # [n] place of every node's token in a table [M, W] of choices after each parent
 
 
 @lru_cache(maxsize=256)
-def _by_level(tree: Tree) -> tuple[tuple[_Level, ...], tuple[int, ...]]:
-    """Return the levels of a tree, and the place of each node of the tree when the levels are joined."""
-    levels: list[_Level] = []
-    order, nodes, grandparents = list[int](), [-1], {-1: 0}
-    while parents := [node for node in nodes if tree.children[node + 1]]:
-        families = [tree.children[parent + 1] for parent in parents]
+def _by_level(tree: Tree) -> tuple[_Level, ...]:
+    levels, numbers = list[_Level](), [0]
+    while parents := [number for number in numbers if tree.children[number]]:
+        families = [tree.children[parent] for parent in parents]
         width = max(map(len, families))
-        places = (place * width + rank for place, family in enumerate(families) for rank in range(len(family)))
-        inner, above = map(nodes.index, parents), (grandparents[parent] for parent in parents)
-        levels.append(_Level(tuple(inner), tuple(above), width, tuple(places)))
-        nodes = [child for family in families for child in family]
-        grandparents = {child: place for place, family in enumerate(families) for child in family}
-        order += nodes
-    return tuple(levels), tuple(sorted(range(len(order)), key=order.__getitem__))
+        paths = [node + 1 for parent in parents for node in (-1, *tree.path(parent - 1))]
+        places = [place * width + rank for place, family in enumerate(families) for rank in range(len(family))]
+        numbers = [child + 1 for family in families for child in family]
+        levels.append(_Level(tuple(numbers), tuple(paths), width, tuple(places)))
+    return tuple(levels)

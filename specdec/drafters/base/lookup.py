@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,15 +51,22 @@ class Lookup(Drafter):
 
 
 class TokenLookup(Lookup):
-    """Proposes by a fixed ranking of the tokens that may follow each token; only the last token of a text counts."""
+    """Proposes by a fixed ranking of the tokens that may follow each token; only the last token of a text counts. A row
+    goes on as its first two tokens say, where they say it, and then with the best token after its last one.
+    """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="position")
     strategy: ClassVar[str]
 
-    def __init__(self, target: Target, k: int, described: Mapping[str, Any]) -> None:
+    def __init__(
+        self, target: Target, k: int, described: Mapping[str, Any], first: np.ndarray, rest: np.ndarray
+    ) -> None:
+        """Make one of the k tokens that are ranked after each, `first` [V, k], best first, all of a vocabulary that has
+        fewer; and of the tokens `rest` [V, n, width - 1] behind the first n of them.
+        """
         super().__init__(target)
-        self._described = described
-        self._k = k  # tokens that are ranked after each; all of a vocabulary that has fewer
+        self._described, self._k, self._first, self._rest = described, k, first, rest
+        self._next: list[int] = first[:, 0].tolist()  # the best token after each
         self._size = target.vocab_size
         self.capabilities = replace(self.capabilities, vocab_size=self._size)
         self.last = 0  # token of the text
@@ -66,15 +74,21 @@ class TokenLookup(Lookup):
     def prepare(self, capacity: int, structure: Structure) -> None:
         check_siblings(structure, self._k)
 
-    @abstractmethod
-    def ranked(self, token: int, count: int) -> Sequence[int]:
+    def ranked(self, token: int, count: int) -> list[int]:
         """Return the first `count` tokens of the ranking after `token`, best first; fewer where no more are known."""
+        return self._first[token, :count].tolist()
 
-    @abstractmethod
     def rows(self, token: int, k: int, w: int) -> list[tuple[int, ...]]:
         """Return at most `k` continuations of `token`, of `w` tokens each: row j begins with the token of rank j. Fewer
         where no more are known.
         """
+        rows, known = [], self._rest[token, :k, : w - 1].tolist()
+        for rank, first in enumerate(self.ranked(token, k)):
+            row = [first, *(known[rank] if rank < len(known) else ())]
+            while len(row) < w:
+                row.append(self._next[row[-1]])
+            rows.append(tuple(row))
+        return rows
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self.last = text.prompt[-1]

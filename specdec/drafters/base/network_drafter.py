@@ -2,6 +2,7 @@
 those over the target's own states: the rows of a text.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -15,11 +16,11 @@ from specdec.compiled.passes import compiled_product
 from specdec.config import Named, typed
 from specdec.drafters.base.contract import Drafter
 from specdec.errors import NumericsError
-from specdec.records import Draft, TextStart, chain_draft
+from specdec.records import EMPTY, Draft, TextStart, chain_draft
 from specdec.sampling import all_finite, drawn, generator_on, probabilities
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
-from specdec.tree_building.siblings import How, Siblings
+from specdec.tree_building.siblings import Asked, How, Siblings, grow
 
 Drafts = Literal["sampled", "greedy"]
 
@@ -67,6 +68,7 @@ class NetworkDrafter(Drafter):
     greedy target, or with `drafts=greedy`, and in a dynamic tree, they are the most likely ones, point masses.
     """
 
+    strategy: ClassVar[str]  # the registry name, for `Source`
     # The sentence of the error that ends a run whose q is not finite.
     not_finite: ClassVar[str] = (
         "The drafter's logits are not finite: the run stops here. Try drafter.dtype=float32, or check drafter.model."
@@ -179,7 +181,9 @@ class FeatureDrafter(NetworkDrafter):
     first feature: after a prompt of one token, and where nobody gives the target's states.
     """
 
-    # Makes the rows of a new text by the network: an object with `append(tokens [S], features [S, F])` and a `length`.
+    # Makes the rows of a new text by the network: an object with `append(tokens [S], features [S, F])`, a `length`, and
+    # `draft(depth)`, which begins a draft: `first` are its logits [1, W] after the root, `next(token [1])` those after
+    # one more token of a chain, and `after(asked)` those [M, W] that `grow` asks for.
     rows_of: Callable[[Any], Any]
 
     def __init__(
@@ -233,8 +237,31 @@ class FeatureDrafter(NetworkDrafter):
             self._tokens, self._features = [], []
         return self._rows if self._rows.length else None
 
-    def chain(self, rows: Any, structure: Structure, strategy: str) -> Draft:
-        """Draft a chain by rows: `first` are logits [1, W] after the root, `next(token [1])` those after one more."""
-        chain = self.new_chain(structure.gamma, structure.threshold)
-        tokens, _, q = self.drafted(chain, self.widened(rows.first), lambda token: self.widened(rows.next(token)))
-        return self.checked(chain_draft(tokens, strategy, q))
+    def draft(self, structure: Structure) -> Draft:
+        if structure.gamma < 1 or (text := self.read()) is None:
+            return EMPTY
+        structure = structure.clamped(self.capabilities.deepest or structure.gamma)
+        rows = text.draft(structure.gamma)
+        if structure.single:
+            chain = self.new_chain(structure.gamma, structure.threshold)
+            tokens, _, q = self.drafted(chain, self.widened(rows.first), lambda token: self.widened(rows.next(token)))
+            return self.checked(chain_draft(tokens, self.strategy, q))
+        standardise = self.standardise(structure)
+
+        def laws(asked: Asked) -> Tensor:
+            return standardise(self.widened(rows.after(asked)))
+
+        return self.checked(grow(structure, laws, self.how(structure), self.strategy, self.generator))
+
+    @abstractmethod
+    def drafts_along(self, tokens: Tensor, features: Tensor, first: int, depth: int) -> Along:
+        """Draft a text of tokens [T] and features [T - 1, F] itself from every row on, from `first` on, teacher-forced.
+        Yield (row, k, logits [M, W] of rows `row` to `row + M - 1` at depth k from 0).
+        """
+
+    def along(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Along:
+        assert states is not None
+        tokens, features = torch.tensor([*prompt, *text], device=self._device), self._kept(states).to(self._dtype)
+        first = len(prompt) - 2  # the row that predicts the text's first token
+        for row, k, logits in self.drafts_along(tokens, features, max(0, first), depth):
+            yield row - first, k, self.widened(logits)
