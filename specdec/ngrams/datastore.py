@@ -228,7 +228,7 @@ def open_rest_index(path: Path, vocab_size: int) -> Datastore:
     chunks, about = list[Chunk](), {"source": path.name}
     if path.stat().st_size == 0:  # there is nothing to map
         return Datastore([], None, about)
-    content, offset = memoryview(np.memmap(path, dtype=np.uint8, mode="r")), 0
+    content, offset = np.memmap(path, dtype=np.uint8, mode="r").data, 0
     while offset < len(content):
         tokens, offset = _block(content, offset, "H")
         suffixes, offset = _block(content, offset, "i")
