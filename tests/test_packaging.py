@@ -69,4 +69,5 @@ WEIGHTS = sorted((ROOT / "specdec" / "pocket").rglob("*.safetensors"))
 @pytest.mark.parametrize("path", WEIGHTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_pocket_weights_are_bfloat16_alone(path):
     with safe_open(path, "np") as weights:
-        assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}
+        names = set(weights.keys()) - {"d2t", "t2d"}  # the tokens that a feature drafter can draft are no weights
+        assert {weights.get_slice(name).get_dtype() for name in names} == {"BF16"}

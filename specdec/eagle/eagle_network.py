@@ -23,6 +23,13 @@ Pair = tuple[Tensor, Tensor]  # cosines and sines of angles, or keys and values
 KeysValues = tuple[Pair, ...]  # [B, H_kv, P, head_dim], a pair for each layer; keys are rotated
 
 
+class _Norm(nn.RMSNorm):
+    """Computes in the arithmetic of its weight: torch warns of another one, which a training in bfloat16 has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 class GatedMlp(nn.Module):
     """down(SiLU(gate x) * up x)."""
 
@@ -50,8 +57,8 @@ class GroupedAttention(nn.Module):
         self.k_proj = nn.Linear(inputs, kv_size, bias=biased)
         self.v_proj = nn.Linear(inputs, kv_size, bias=biased)
         self.o_proj = nn.Linear(size, config.hidden, bias=config.attention_bias == "qkvo")
-        self.q_norm = nn.RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
-        self.k_norm = nn.RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
+        self.q_norm = _Norm(config.head_dim, config.rms_eps) if config.qk_norm else None
+        self.k_norm = _Norm(config.head_dim, config.rms_eps) if config.qk_norm else None
 
     def _heads(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
         heads = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -187,10 +194,10 @@ class EagleLayer(nn.Module):
         size, eps = config.hidden, config.rms_eps
         self.joins = first and config.form == "eagle3"
         self.norm_before_residual = config.norm_before_residual
-        self.input_layernorm = None if first and config.form == "eagle1" else nn.RMSNorm(size, eps)
-        self.hidden_norm = nn.RMSNorm(size, eps) if self.joins else None
+        self.input_layernorm = None if first and config.form == "eagle1" else _Norm(size, eps)
+        self.hidden_norm = _Norm(size, eps) if self.joins else None
         self.self_attn = GroupedAttention(config, 2 * size if self.joins else size)
-        self.post_attention_layernorm = nn.RMSNorm(size, eps)
+        self.post_attention_layernorm = _Norm(size, eps)
         self.mlp = GatedMlp(size, config.intermediate)
 
     def forward(
@@ -216,13 +223,13 @@ class EagleNetwork(FeatureNetwork):
         super().__init__(config, embedding, output)
         size, eps, features = config.hidden, config.rms_eps, config.features * config.target_hidden
         joined = 2 * size if config.form == "eagle1" else features
-        self.input_norm = nn.RMSNorm(features, eps) if config.norm_before_fc else None
-        norms = (nn.RMSNorm(config.target_hidden, eps) for _ in range(config.features))
+        self.input_norm = _Norm(features, eps) if config.norm_before_fc else None
+        norms = (_Norm(config.target_hidden, eps) for _ in range(config.features))
         self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
         self.mask_hidden = nn.Parameter(torch.zeros(features)) if config.mask_token is not None else None
         self.fc = nn.Linear(joined, size, bias=config.fc_bias)
         self.layers = nn.ModuleList(EagleLayer(config, first=layer == 0) for layer in range(config.layers))
-        self.norm = nn.RMSNorm(size, eps) if config.form == "eagle3" else None
+        self.norm = _Norm(size, eps) if config.form == "eagle3" else None
 
     @classmethod
     def for_target(cls, config: EagleConfig, hidden: HiddenStates, kept: Sequence[int] | None = None) -> "EagleNetwork":
@@ -347,9 +354,9 @@ class BlockNetwork(FeatureNetwork):
     def __init__(self, config: EagleConfig, embedding: Tensor, output: Tensor) -> None:
         super().__init__(config, embedding, output)
         self.fc = nn.Linear(config.features * config.target_hidden, config.hidden, bias=config.fc_bias)
-        self.hidden_norm = nn.RMSNorm(config.hidden, config.rms_eps)
+        self.hidden_norm = _Norm(config.hidden, config.rms_eps)
         self.layers = nn.ModuleList(EagleLayer(config, first=False) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(config.hidden, config.rms_eps)
+        self.norm = _Norm(config.hidden, config.rms_eps)
         self.markov_head = None
         if config.markov is not None and config.markov_rank is not None:
             sizes = (config.markov_rank, self.vocab_size, self.draft_size, config.hidden)

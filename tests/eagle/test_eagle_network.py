@@ -1,6 +1,7 @@
 """An EAGLE network before its training, the tokens that it drafts, and its files; its drafters have its equations."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -51,6 +52,15 @@ def test_a_llama3_scaling_keeps_high_frequencies_and_slows_low_ones(network_of):
     turns = 64 * plain / (2 * math.pi)
     assert torch.equal(scaled[turns >= 4], plain[turns >= 4]) and (turns >= 4).any()
     torch.testing.assert_close(scaled[turns <= 1], plain[turns <= 1] / 8)
+
+
+def test_a_training_in_bfloat16_gets_no_warning_of_torch(network_of):
+    network = network_of(dict(EAGLE3, qk_norm=True)).float()
+    features, places = torch.randn(1, len(TOKENS), 3 * 16), torch.arange(len(TOKENS))
+    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, logits, _ = network(torch.tensor([TOKENS]), network.fuse(features), places)
+    assert logits.dtype == torch.bfloat16 and logits.isfinite().all()
 
 
 def test_draft_tokens_are_offsets_and_scattered(network_of):

@@ -44,7 +44,7 @@ def test_it_chats_as_with_transformers_alone_whatever_drafts(group_values, sampl
     target = targets.build(values, sampling=sampling(temperature=0.0))
     assert target.end_tokens == {2} and target.context_length == 8192
     said, sizes = [], []
-    for question, drafter in zip(QUESTIONS, ("ngram", "suffix"), strict=True):
+    for question, drafter in zip((*QUESTIONS, QUESTIONS[0]), ("ngram", "suffix", "eagle"), strict=True):
         prompt = target.tokenizer.encode(ASKED.format(question))
         ids = torch.tensor([prompt])
         plain = target.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16)
