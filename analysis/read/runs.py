@@ -6,7 +6,7 @@ UsageError that names the file and says what writes it.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -378,11 +378,7 @@ class Run:
         return False
 
     def _table(self, name: str) -> pd.DataFrame:
-        path = self.fetch(name)
-        try:
-            return pd.read_parquet(path)
-        except (ValueError, OSError, TypeError, KeyError) as error:  # pyarrow's own, and pandas' of its metadata
-            raise _no_table(path, error) from None
+        return read_table(self.fetch(name))
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.fetch(name)
@@ -391,6 +387,14 @@ class Run:
 
 # Rounds tables that are in use, by file and time of writing: sections of one page read the same one.
 _open_files: WeakValueDictionary[tuple[str, int], Arms] = WeakValueDictionary()
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Read a table of a run's folder, all of its columns or some. UsageError for a damaged file, or without one."""
+    try:
+        return pd.read_parquet(path, columns=None if columns is None else list(columns))
+    except (ValueError, OSError, TypeError, KeyError) as error:  # pyarrow's own, and pandas' of its metadata
+        raise _no_table(path, error) from None
 
 
 def _no_table(path: Path, error: Exception) -> UsageError:

@@ -177,25 +177,34 @@ def advice_section(decoded: Sequence[Measured]) -> Section:
 
 
 def grounding_section(timed: Sequence[Measured]) -> Section:
-    """Return by how much grounded heads are faster than independent ones, in turn on one tree."""
+    """Return by how much grounded heads are faster than independent ones, in turn on one tree, and what a feature
+    drafter gives in the sessions that have it.
+    """
     title = "Does grounding pay?"
     if not timed:
         return _missing(title, HEADS)
-    told, table = [], []
+    told, featured, table = [], [], []
     for line in timed:
         figure = partial(grounded_gain.figure_of, _figures(line), line["set"])
         faster, more = map(figure, ("speedup.ratio", "tokens_per_round.difference"))
         where = f"on {line['count']} prompts of {_where(line)}"
         told.append(f"{faster:.2f} times as fast as independent ones {where}, with {more:+.2f} tokens a round")
-        for name in ("grounded", "medusa"):
-            row = {"prompts": _where(line), "heads": name}
+        names = ["grounded", "medusa"]
+        if any(row["method"] == "eagle" for row in line["figures"]):
+            names.append("eagle")
+            tokens, fast = figure("tokens_per_round", "eagle"), figure("speedup", "eagle")
+            featured.append(f"{fast:.2f} times as fast as plain decoding {where}, with {tokens:.2f} tokens a round")
+        for name in names:
+            row = {"prompts": _where(line), "drafter": name}
             table.append(row | {shown: f"{figure(key, name):.2f}" for key, shown in grounded_gain.COLUMNS.items()})
-    answer = (
+    text = [
         f"Grounded heads are {'; '.join(told)}. Their paper has {grounded_gain.PUBLISHED_SPEEDUP} and "
         f"{heads_ablation.PUBLISHED_GAIN:+} for Vicuna-7B on MT-Bench. The card of the heads says how little they were "
         "trained."
-    )
-    return Section(title, (answer,), (("Plain decoding in turn with both kinds of heads.", pd.DataFrame(table)),))
+    ]
+    if featured:
+        text.append(f"The feature drafter (EAGLE-3), which learned from the same text, is {'; '.join(featured)}.")
+    return Section(title, tuple(text), (("Plain decoding in turn with what learned from it.", pd.DataFrame(table)),))
 
 
 def _interval(values: Sequence[float | None]) -> Interval:

@@ -26,6 +26,7 @@ from specdec.analysis.account.gap_account import cost_values
 from specdec.analysis.busy_machine import undisturbed
 from specdec.analysis.engines.recommendation import Recommendation
 from specdec.analysis.intervals import ANY, Columns, bootstrap, per_round, too_few
+from specdec.analysis.read.runs import read_table
 from specdec.analysis.sections import counted, in_loops
 from specdec.clock import Clock, clock_for
 from specdec.config import BASELINE
@@ -231,7 +232,7 @@ class _Advisor:
             self._walks = [(text, walks) for (text, _), walks in zip(self._walks, predicted, strict=True)]
         self._results.compact()
         self._results.finish()
-        rounds = undisturbed(pd.read_parquet(self._results.folder / "rounds.parquet"))
+        rounds = undisturbed(read_table(self._results.folder / "rounds.parquet"))
         t1_s, costs = float(rounds["verify_s"].mean()), self._costs()
         calibrations = [item.as_dict() for item in self._calibrations]
         told = {"calibrations": calibrations, "accept_s": self._accepts, "over_t1": costs}

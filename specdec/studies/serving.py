@@ -20,6 +20,7 @@ import pandas as pd
 from pydantic import Field
 
 from specdec.analysis.cost.call_cost import fit_server_calls
+from specdec.analysis.read.runs import read_table
 from specdec.analysis.rounds import drafted
 from specdec.batching.batch_parts import batch_drafter, batch_target
 from specdec.batching.decode_batch import decode_batch
@@ -123,7 +124,7 @@ def texts_of_run(folder: Path, method: str | None, deepest: int) -> ServedTexts:
     if not path.is_file():
         raise UsageError(f"Bad value study.run: {path} does not exist; give the output folder of a finished run.")
     columns = ["method", "gamma", "repeat", "prompt", "round", "context", "committed", "rejected", "offered_nodes"]
-    rounds = drafted(pd.read_parquet(path, columns=[*columns, "offered"]))
+    rounds = drafted(read_table(path, [*columns, "offered"]))
     methods = list(rounds["method"].unique())
     chosen = method or (methods[0] if len(methods) == 1 else None)
     if chosen not in methods:
@@ -231,7 +232,7 @@ def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) 
         raise UsageError(
             f"Bad value study.batching={folder}: this is no output folder of +experiment=batching; give one."
         )
-    live, drafts = (pd.read_parquet(path) for path in paths.values())
+    live, drafts = map(read_table, paths.values())
     mine = live[live["drafter"] == drafter]
     if mine.empty:
         names = ", ".join(sorted(live["drafter"].unique()))

@@ -176,6 +176,7 @@ def test_measured_batches_give_the_steps_and_are_compared_with(study, tmp_path):
     ("overrides", "words"),
     [
         (("study.law=null", "study.run=nowhere"), "rounds.parquet does not exist"),
+        (("study.law=null", "study.run=cut_off"), "rounds.parquet is no Parquet table"),
         (("study.run=x",), "study.run and study.law"),
         (("study.cost=h101",), "h100_llama31_8b"),
         (("study.arrival_times=nowhere",), "study.arrival_times=nowhere"),
@@ -187,4 +188,6 @@ def test_measured_batches_give_the_steps_and_are_compared_with(study, tmp_path):
 )
 def test_mistakes_are_one_sentence(refused, tmp_path, overrides, words):
     measured_batches(tmp_path / "batching")  # in the working directory
+    (tmp_path / "cut_off").mkdir()
+    (tmp_path / "cut_off" / "rounds.parquet").write_bytes(b"PAR1")
     refused("serving", *LAW, *SMALL, *overrides, words=words)

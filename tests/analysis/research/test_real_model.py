@@ -72,6 +72,26 @@ def test_advice_is_right_where_it_stands_on_the_same_side_of_one(sections):
     assert advice.tables[0][1]["foretold"].tolist() == ["1.10 (1.00 to 1.20)", "1.30 (1.20 to 1.40)"]
 
 
+def test_a_feature_drafter_is_told_of_beside_heads_where_it_took_turns_with_them(sections):
+    quantities = {"tokens_per_s": 30.0, "tokens_per_round": 1.6, "speedup": 0.8}
+    for beside in ((), ("eagle",)):
+        told = [("baseline", "tokens_per_s", 37.0), (grounded_gain.PAIR, "speedup.ratio", 0.75)]
+        told += [(grounded_gain.PAIR, "tokens_per_round.difference", 0.2)]
+        told += [(name, *pair) for name in ("medusa", "grounded", *beside) for pair in quantities.items()]
+        figures = [
+            {"method": method, "category": "all", "figure": figure, "value": value, "low": value, "high": value}
+            for method, figure, value in told
+        ]
+        session = {"part": "heads", "set": "mt_bench", "temperature": 0, "name": "grounded", "count": 40}
+        *_, heads = sections({**session, "figures": figures})
+        assert heads.tables[0][1]["drafter"].tolist() == ["grounded", "medusa", *beside]
+        assert len(heads.text) == 1 + len(beside)
+    assert (
+        "0.80 (0.80 to 0.80) times as fast as plain decoding on 40 prompts of MT-Bench, greedy, with 1.60"
+        in heads.text[1]
+    )
+
+
 def test_what_is_not_measured_names_the_command(sections, tmp_path):
     pays, formula, advice, heads = sections(walked([[0.01, 0.0, 0.02]] * 3))
     assert all("-k decoding" in section.text[0] and not section.tables for section in (pays, advice))
