@@ -6,7 +6,7 @@ killed goes on where it stood: within a run, and from run to run. Nothing but th
     python -m pytest -n 0 -m benchmark tests/benchmarks/test_real_model.py -k decoding  (needs a quiet machine)
 
 `along` writes longer answers to more prompts, in batches, and walks along them: tokens per round at gamma 1 to 15,
-alpha and the errors of predictions of every drafter whose rounds follow from a text. `decoding` times five drafters at
+alpha and the errors of predictions of every drafter whose rounds follow from a text. `decoding` times six drafters at
 three gammas in turn with plain decoding, compiled: speedup, account, tests of the i.i.d. model, and how many outputs
 are plain decoding's own; and asks `specdec.advise`, which sees the plain texts alone. On two cores at 15 to 30 ms a
 call `along` takes an hour and a quarter, with tables and the search of `layer_skip`, which are made once; `decoding`
@@ -63,9 +63,9 @@ TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")  # of Sp
 TEMPERATURES = (0, 1)
 GAMMAS = tuple(range(1, 16))
 LEARNING_FREE = ("ngram", "suffix", "mixed", "model_bigram", "bigram", "unigram", "retrieval")
-WALKED = (*LEARNING_FREE, "early_exit", "layer_skip", "medusa", "grounded")
+WALKED = (*LEARNING_FREE, "early_exit", "layer_skip", "medusa", "grounded", "eagle")
 WALKED_SIZES = ("prompts.limit=40", "measurement.max_new_tokens=192")
-TIMED = ("ngram", "suffix", "mixed", "lookahead", "layer_skip")
+TIMED = ("ngram", "suffix", "mixed", "lookahead", "layer_skip", "eagle")
 TIMED_SIZES = ("prompts.limit=20", "measurement.max_new_tokens=64")
 VALUES: dict[str, dict[str, object]] = {  # of drafters, where they are not those of their YAMLs
     "model_bigram": {"k": 64, "begin": "true"},  # alone, a token says nothing to this model
@@ -75,16 +75,17 @@ VALUES: dict[str, dict[str, object]] = {  # of drafters, where they are not thos
 }
 CHAIN = {"name": "chain", "gamma": 4}
 SHAPES: dict[str, dict[str, object]] = {  # likewise
-    **dict.fromkeys(("ngram", "suffix", "mixed", "layer_skip"), CHAIN),
+    **dict.fromkeys(("ngram", "suffix", "mixed", "layer_skip", "eagle"), CHAIN),
     "lookahead": {"name": "lookahead", "nodes": 13, "depth": 4, "branching": 5, "beam": 5},
 }
 FORETOLD = ("ngram", "suffix", "mixed", "layer_skip")  # by `specdec.advise`: those whose rounds follow from a text
 HEADS_ON = ("mt_bench", "humaneval")  # the heads that ship for it, in turn with one another
 SHAPES_OF_GRID = ("study.k=[1,5,10]", "study.w=[1,4,10]", "study.repeats=2")
+BEGIN = "drafter.bigram.begin=true"  # see VALUES
 OF_PAPER = {  # N-Grammys'
-    "ngrammys_topk": ("+experiment=ngrammys_topk", "study.k=[1,5,10,25]"),
-    "ngrammys_ablation": ("+experiment=ngrammys_ablation",),
-    "ngrammys_grid": ("+experiment=ngrammys_grid", "target.evaluation=rows", *SHAPES_OF_GRID),
+    "ngrammys_topk": ("+experiment=ngrammys_topk", "study.k=[1,5,10,25]", "study.drafters.model_bigram.begin=true"),
+    "ngrammys_ablation": ("+experiment=ngrammys_ablation", BEGIN),
+    "ngrammys_grid": ("+experiment=ngrammys_grid", BEGIN, "target.evaluation=rows", *SHAPES_OF_GRID),
 }
 STUDIES = {(prompts, name): OF_PAPER[name] for name in OF_PAPER for prompts in ("humaneval", "mt_bench", "gsm8k")} | {
     ("humaneval", "phase_transition"): (
@@ -243,8 +244,10 @@ def test_decoding(prompts, temperature, session):
 
 @pytest.mark.parametrize("prompts", HEADS_ON)
 def test_heads(prompts, session):
-    """Grounded heads, independent ones and plain decoding, all in turn, on one tree."""
+    """Grounded heads, independent ones, the feature drafter and plain decoding, all in turn, on one tree."""
     command = ["+experiment=grounded_bars", *session, *TIMED_SIZES, "target.compile=true", "measurement.threads=2"]
+    command += ["measurement.drafters=[medusa,grounded,eagle]"]
+    command += ["+measurement.drafter_settings.eagle.structure.name=heads"]
     run = finished(FOLDER / f"{prompts}_heads", command)
     count = len(prompt_sums(run.arms().plain()))
     record("heads", prompts, 0, run, [{"name": "grounded", "count": count, "figures": grounded_figures(run)}])
@@ -265,7 +268,7 @@ def as_generate(streams: Any) -> tuple[int, int]:
 @pytest.mark.parametrize(("prompts", "name"), STUDIES)
 def test_study(prompts, name, session):
     """The studies of N-Grammys on the paper's sets of prompts, and what else claims are tested by."""
-    command = [*STUDIES[prompts, name], *session, *STUDY_SIZES]
+    command = [*STUDIES[prompts, name], *session, *STUDY_SIZES, "target.compile=true", "measurement.threads=1"]
     run = finished(FOLDER / f"{prompts}_{name}", command)
     figures = run_figures(run) if name == "bigram" else study_figures(name, run)
     record("study", prompts, 0, run, [{"name": name, **figures}])
@@ -303,7 +306,7 @@ def record(part: str, prompts: str, temperature: int, run: Run, lines: list[Mapp
     """Write lines of one session into the file, in the place of earlier ones of the same drafters."""
     about, environment = provenance(run), run.environment()
     own = {key: about[key] for key in ("command", "date", "commit", "load_average")}
-    own["processor"] = environment["cpu"]["model"]
+    own |= {"processor": environment["cpu"]["model"], "threads": environment["cpu"]["torch_threads"]}
     rows = [{"part": part, "set": prompts, "temperature": temperature, **line, **own} for line in lines]
     taken = {(*_key(row), row["name"]) for row in rows}
     rows += [row for row in kept_figures(real_model.RESULT) if (*_key(row), row["name"]) not in taken]
