@@ -1,20 +1,15 @@
-"""The seconds that target=replay charges for calls which it does not run, by coefficients that were published
-(`conf/cost/`) or fitted by a run on some machine (`cost.json`, `calibration.json`). Imports no torch.
+"""The seconds that target=replay charges for calls which it does not run, by coefficients that were published or
+measured (`specdec.targets.base.known_costs` finds them). Imports no torch.
 """
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from statistics import median
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
-import yaml
 from pydantic import Field
 
-from specdec.config import AtLeastOne, config_dir, typed, validated
-from specdec.errors import UsageError, near_misses
+from specdec.config import AtLeastOne, typed, validated
 from specdec.theory.roofline import Product, call_bytes, call_flops, distinct_experts
 
 Seconds = Annotated[float, Field(ge=0.0)]
@@ -96,67 +91,6 @@ class SimulatedCost:
         return self.lookup_s + self.lookup_share * call
 
 
-def load_cost(name: str) -> SimulatedCost:
-    """Load the costs of a name: a YAML of `conf/cost/` without its ending; or a YAML of that form; or a run's output
-    folder, or its `cost.json` or `calibration.json`. UsageError where there is no such name or file, or its content is
-    wrong.
-    """
-    folder = Path(config_dir(), "cost")
-    shipped = folder / f"{name}.yaml"
-    if shipped.is_file():
-        return _from_yaml(shipped)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return from_run(path)
-    if path.name in ("cost.json", "calibration.json"):
-        return from_run(path.parent)
-    if path.suffix in (".yaml", ".yml") and path.is_file():
-        return _from_yaml(path)
-    names = sorted(each.stem for each in folder.glob("*.yaml"))
-    raise UsageError(
-        f"Bad value target.cost={name}: no such cost model.{near_misses(name, names)} Give one of {', '.join(names)}, "
-        "a YAML file of that form, or the folder of a run."
-    )
-
-
-def from_run(folder: Path) -> SimulatedCost:
-    """Derive the costs of the machine and model that a run measured, from the files in its output folder.
-
-    t(n, context) is the fit in `cost.json`. If the run made none (measurement.cost_contexts=[]), t(n) is the straight
-    line through the median times of `calibration.json`, which knows one context only. The costs of drafts are a line
-    through their median times by depth; the overhead is the rest of the run's rounds beside draft and verification.
-    UsageError where the folder has no calibration, or it cannot be read.
-    """
-    source = f"measured by the run in {folder}"
-    try:
-        calibration = _content(folder / "calibration.json")
-        drafts = {int(depth): median(times) for depth, times in calibration["drafts"].items() if times}
-        if (folder / "cost.json").is_file():
-            calls = fitted_calls(_content(folder / "cost.json"))
-        else:
-            fixed, row = line_through({int(rows): median(times) for rows, times in calibration["calls"].items()})
-            calls = {"fixed_s": fixed, "row_s": row}
-            source += f", at {calibration['context']} cached tokens only"
-        overhead = 0.0  # of a run that was stopped before its first round
-        if (folder / "rounds.parquet").is_file():
-            import pandas as pd
-
-            rounds = pd.read_parquet(folder / "rounds.parquet")
-            if "disturbed" in rounds and not (busy := rounds["disturbed"].eq(True)).all():
-                rounds = rounds[~busy]
-            overhead = max(0.0, float((rounds["round_s"] - rounds["draft_s"] - rounds["verify_s"]).mean()))
-        lookup, name = median(drafts.values()) if drafts else 0.0, folder.resolve().name
-        return measured_cost(calls, drafts, name=name, source=source, lookup_s=lookup, overhead_s=overhead)
-    except UsageError:
-        raise
-    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, OSError) as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UsageError(
-            f"Bad value target.cost: the files in {folder} are not what a run writes ({what}): give the output folder "
-            "of another run."
-        ) from None
-
-
 def measured_cost(calls: Mapping[str, Any], drafts: Mapping[int, float], **rest: Any) -> SimulatedCost:
     """Return the costs of calls with these coefficients and of drafts by a model, by their seconds for each depth. The
     `rest` are further values, such as name and source; a coefficient that is nowhere is 0.
@@ -202,20 +136,3 @@ def line_through(times: Mapping[int, float]) -> tuple[float, float]:
     slope = sum((x - x_mean) * (y - y_mean) for x, y in times.items()) / sum((x - x_mean) ** 2 for x in times)
     slope = min(max(slope, 0.0), y_mean / x_mean)
     return y_mean - slope * x_mean, slope
-
-
-def _content(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
-    try:
-        return parse(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"Bad value target.cost: {path} does not exist; give the output folder of a run.") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"Bad value target.cost: {path} cannot be read ({reason}).") from None
-
-
-def _from_yaml(path: Path) -> SimulatedCost:
-    values = _content(path, yaml.safe_load)
-    if not isinstance(values, dict):
-        raise UsageError(f"Bad value target.cost: {path} holds no keys.")
-    return validated(SimulatedCost, values, where="cost", source=f"the cost model {path.name}")

@@ -4,14 +4,15 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
+from fixtures.rounds_tables import build_rounds
 from oracles.calls import cache_bytes, call_seconds
 
 from specdec.analysis.cost.call_cost import CallCost as Fitted
 from specdec.config import config_dir
-from specdec.cost_model import DraftCost, SimulatedCost, from_run, load_cost
+from specdec.cost_model import DraftCost, SimulatedCost
 from specdec.errors import UsageError
+from specdec.targets.base.known_costs import cost_of_run, load_cost
 from specdec.theory.roofline import Product
 
 CONF = Path(config_dir()) / "cost"
@@ -55,9 +56,9 @@ def test_a_run_with_a_fit_is_taken_at_its_word(tmp_path, overlap, more):
     (tmp_path / "cost.json").write_text(json.dumps({"fit": fit, "products": products}))
     calls = {"context": 100, "calls": {"1": [1e-3]}, "drafts": {"1": [1e-4], "3": [2e-4, 3e-4, 9e-4]}}
     (tmp_path / "calibration.json").write_text(json.dumps(calls))
-    pd.DataFrame({"round_s": [1.0, 1.0], "draft_s": [0.25, 0.25], "verify_s": [0.5, 0.625]}).to_parquet(
-        tmp_path / "rounds.parquet"
-    )
+    (tmp_path / "config.yaml").write_text("{}")
+    seconds = {"draft_s": 0.25, "verify_s": 0.5625, "accept_s": 0.0, "commit_s": 0.125, "round_s": 1.0}
+    build_rounds({"p": [1, 2]}, 4, durations=seconds).to_parquet(tmp_path / "rounds.parquet")
     for name in (tmp_path, tmp_path / "cost.json", tmp_path / "calibration.json"):
         cost = load_cost(str(name))
         for rows in (1, 7, 8, 9, 40):
@@ -70,9 +71,10 @@ def test_a_run_with_a_fit_is_taken_at_its_word(tmp_path, overlap, more):
 
 
 def test_a_run_without_a_fit_gives_a_line(tmp_path):
+    (tmp_path / "config.yaml").write_text("{}")
     times = {str(n): [2e-3 + 1e-4 * n] * 3 for n in (1, 2, 5, 9)}
     (tmp_path / "calibration.json").write_text(json.dumps({"context": 80, "calls": times, "drafts": {"1": []}}))
-    cost = from_run(tmp_path)
+    cost = cost_of_run(tmp_path)
     assert [cost.seconds(n, 80) for n in (1, 6, 9)] == pytest.approx([2.1e-3, 2.6e-3, 2.9e-3])
     assert (cost.overhead_s, cost.lookup_s, cost.draft.seconds(4)) == (0.0, 0.0, 0.0)
     assert "80 cached tokens only" in cost.source
@@ -107,7 +109,10 @@ def test_many_calls_at_once_cost_what_each_does(name):
 def test_what_is_no_cost_model(tmp_path):
     with pytest.raises(UsageError, match="target.cost=h100_lama: no such cost model. Did you mean h100_llama31_8b"):
         load_cost("h100_lama")
-    with pytest.raises(UsageError, match="calibration.json does not exist; give the output folder of a run"):
+    with pytest.raises(UsageError, match="target.cost: .* is no run's output folder"):
+        load_cost(str(tmp_path))
+    (tmp_path / "config.yaml").write_text("{}")
+    with pytest.raises(UsageError, match="no artifact calibration.json; every run that began to decode writes it"):
         load_cost(str(tmp_path))
     bad = tmp_path / "mine.yaml"
     bad.write_text("name: mine\nfixed_s: -1.0\n")
@@ -117,7 +122,7 @@ def test_what_is_no_cost_model(tmp_path):
     with pytest.raises(UsageError, match="holds no keys"):
         load_cost(str(bad))
     (tmp_path / "calibration.json").write_text("{")
-    with pytest.raises(UsageError, match="calibration.json cannot be read"):
+    with pytest.raises(UsageError, match="target.cost: .*calibration.json:1: not JSON"):
         load_cost(str(tmp_path))
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from specdec.analysis.read.runs import WRITTEN_BY
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up. A part may import parts on its own line or on lines above it, circles apart.
@@ -175,10 +177,12 @@ def test_the_drawing_of_the_readme_is_true():
     # Every command that opens a model would take a second and a half more.
     compiles = {module for module, text in texts.items() if re.search(r"^(from|import) torch\._inductor\b", text, re.M)}
     assert compiles == {f"specdec.compiled.{name}" for name in ("attention_kernel", "own_template", "products_kernel")}
-    readers = {module for module, text in texts.items() if re.search(r"\bread_parquet\(", text)}
-    assert {module.rpartition(".")[0] for module in readers if module.startswith("specdec.analysis")} == {
-        "specdec.analysis.read"
-    }
+    # A run's files are opened in one room of `analysis/`, and those that it goes on from in one of `specdec/`.
+    tables = re.compile(r"\bread_parquet\(|\bpq\.(read_table|ParquetFile)\(")
+    named = re.compile(rf"((?<!\.)read_json|read_text|json\.loads?|\bopen)\(.*({'|'.join(map(re.escape, WRITTEN_BY))})")
+    readers = {module.rpartition(".")[0] for module, text in texts.items() if tables.search(text) or named.search(text)}
+    readers = {room for room in readers if not room.startswith("specdec.training")}  # a training has its own summary
+    assert readers == {"specdec.analysis.read", "specdec.folder"}
 
 
 def test_no_import_is_hidden_behind_type_checking():

@@ -102,9 +102,9 @@ class Run:
     def facts(self) -> RunFacts:
         """Read what was run, as the run wrote it down before decoding."""
         earlier = "run.json"  # as versions before called it
-        name = earlier if self._lacks(PLAN_FILE) and not self._lacks(earlier) else PLAN_FILE
+        name = earlier if self.lacks(PLAN_FILE) and not self.lacks(earlier) else PLAN_FILE
         with _as_written(self.fetch(name)):
-            facts = _RUN_FACTS.validate_python({"left_out": (), **self._json(name)})
+            facts = _RUN_FACTS.validate_python({"left_out": (), **self.content(name)})
             return facts.beside[self.method] if self.method else facts
 
     def imported(self) -> ImportFacts | None:
@@ -116,12 +116,12 @@ class Run:
                 f"{self.source} holds load tests, without rounds: `python -m specdec.explain {self.source}`."
             )
         with _as_written(self.fetch(PLAN_FILE)):
-            return _IMPORT_FACTS.validate_python(self._json(PLAN_FILE))
+            return _IMPORT_FACTS.validate_python(self.content(PLAN_FILE))
 
     def session(self) -> SessionFacts:
         """Read what decoding left besides the tables."""
         with _as_written(self.fetch("session.json")):
-            session = _SESSION_FACTS.validate_python(self._json("session.json"))
+            session = _SESSION_FACTS.validate_python(self.content("session.json"))
             if not self.method:
                 return session
             own = session.beside[self.method]
@@ -133,14 +133,14 @@ class Run:
         """Why its outputs are not the target's own although they should be, in a sentence; "" where nothing speaks
         against them, and of recorded texts. No speedup of such a run is ranked, called best or recommended.
         """
-        if self._lacks("session.json"):
+        if self.lacks("session.json"):
             return ""  # the run has not ended
         facts = self.facts()
         return "" if facts.simulated or facts.forced else self.session().refuted
 
     def standing(self) -> RunStatus | None:
         """Read how far the run has come; None if it did not say."""
-        return None if self._lacks(STATUS_FILE) else RunStatus.read(self.fetch(STATUS_FILE).parent)
+        return None if self.lacks(STATUS_FILE) else RunStatus.read(self.fetch(STATUS_FILE).parent)
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -182,11 +182,11 @@ class Run:
         """Read the other engines (`peers`, `left_out`) and what they wrote (`generations`), where there are some."""
         if self.params.get("measurement.peers", "[]") == "[]":
             return {"peers": [], "generations": []}
-        return self._json("peers.json")
+        return self.content("peers.json")
 
     def rounds(self) -> pd.DataFrame:
         """Read the rounds table (`rounds.COLUMNS`) with the seconds of the clock. UsageError for contradictions."""
-        rounds = self._table("rounds.parquet")
+        rounds = self.table("rounds.parquet")
         with named(self.fetch("rounds.parquet")):
             check_rounds(rounds)
             check_once(rounds)
@@ -229,49 +229,49 @@ class Run:
         replay. The kind is "own", along the texts that this gamma wrote, "baseline", along the baseline's, or "along"
         (of imported lengths by position), as if every draft token were as good as a first one.
         """
-        return self._own(self._table("replay.parquet"))
+        return self._own(self.table("replay.parquet"))
 
     def alpha_sums(self) -> pd.DataFrame:
         """Read the sum of min(p, q) (numerator) over the positions of the baseline's texts with a proposal
         (denominator), by prompt and repeat. Under a lossy verifier the numerator is the sum of its own chances to pass
         a token drawn from q, min(p/l, q) under lenience; empty where they depend on the depth, and for trees.
         """
-        return self._own(self._table("alpha.parquet"))
+        return self._own(self.table("alpha.parquet"))
 
     def quality(self) -> pd.DataFrame:
         """Read one line per output that was judged (`analysis.findings.run_metrics.OUTPUTS`)."""
-        return self._own(self._table("quality.parquet"))
+        return self._own(self.table("quality.parquet"))
 
     def sampled(self) -> pd.DataFrame:
         """Read a line per text that was sampled beside a greedy run (`run_metrics.SAMPLED`); empty without any."""
-        lacking = self.method or self._lacks("sampled.parquet")
-        return pd.DataFrame() if lacking else self._table("sampled.parquet")
+        lacking = self.method or self.lacks("sampled.parquet")
+        return pd.DataFrame() if lacking else self.table("sampled.parquet")
 
     def experts(self) -> pd.DataFrame:
         """Read the experts that verification calls chose (`EXPERTS`); empty where the target is no known mixture."""
-        if self._lacks("experts.parquet"):
+        if self.lacks("experts.parquet"):
             return pd.DataFrame(columns=list(EXPERTS))
-        return self._own(self._table("experts.parquet"))
+        return self._own(self.table("experts.parquet"))
 
     def account(self) -> dict[str, Any]:
         """Read the gap account of every gamma."""
-        return self._json("account.json")
+        return self.content("account.json")
 
     def summary(self) -> dict[str, Any]:
         """Read metrics, curves, the headline figures of every gamma (`arms`), and warnings in words (`notes`)."""
-        return dict(self.concluded) if self.concluded is not None else self._json("summary.json")
+        return dict(self.concluded) if self.concluded is not None else self.content("summary.json")
 
     def calibration(self) -> dict[str, Any]:
         """Read t(1), t(n) and the drafter's step, in seconds."""
-        return self._json("calibration.json")
+        return self.content("calibration.json")
 
     def cost(self) -> dict[str, Any]:
         """Read the machine's rates, the target's matrix products, and the fitted cost of a call."""
-        return self._json("cost.json")
+        return self.content("cost.json")
 
     def environment(self) -> dict[str, Any]:
         """Read versions, hardware, content hashes."""
-        environment = self._json("environment.json")
+        environment = self.content("environment.json")
         for name in ("model", "cpu", "gpu", "prompts", "code"):
             if not isinstance(environment.get(name) or {}, dict):
                 raise UsageError(f"{self.fetch('environment.json')}: {name} is no object: {_COPY}.")
@@ -370,17 +370,20 @@ class Run:
         except UsageError:  # a run of an earlier version
             return f"{self.params.get('drafter.name', 'unknown drafter')} on {self.setting}"
 
-    def _lacks(self, name: str) -> bool:
+    def lacks(self, name: str) -> bool:
+        """Return True if the run has no file of this name."""
         try:
             self.fetch(name)
         except UsageError:
             return True
         return False
 
-    def _table(self, name: str) -> pd.DataFrame:
-        return read_table(self.fetch(name))
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """Read a table by its file's name, all of its columns or some."""
+        return read_table(self.fetch(name), columns)
 
-    def _json(self, name: str) -> dict[str, Any]:
+    def content(self, name: str) -> dict[str, Any]:
+        """Read the object in a JSON file by its name."""
         path = self.fetch(name)
         return _parsed(_text(path), path)
 

@@ -332,6 +332,8 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from specdec.analysis.read.runs import open_folder
+
     folder = sweep.folder
     names = sweep.headline or tuple(sorted({name for cell in outcomes for name in cell.results}))[:_COLUMNS]
     header = ["cell", "overrides", *names, "exit code", "fault"]
@@ -361,8 +363,8 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
         # Logged twice: on the parent run, for MLflow's collapsed list, and on a child of each line, for one chart.
         sweep.run.curves({f"sweep/{name}/{label}": points for label, points in drawn.items()})
         sweep.run.curve_children(f"sweep/{name}", drawn)
-    facts = (path.with_name(name) for path in _outcomes(folder) for name in ("plan.json", "run.json"))
-    simulated = any((read_json(path) or {}).get("simulated") for path in facts)
+    begun = (path.parent for path in _outcomes(folder) if path.with_name("config.yaml").is_file())
+    simulated = any(open_folder(cell).simulated for cell in begun)
     table = Table(title="Simulated" if simulated else None)  # the times of some cell come from a cost model
     for name in header:
         table.add_column(name.replace("_", " "), overflow="fold")

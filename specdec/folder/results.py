@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from specdec.analysis.read.facts import STATUS_FILE, RunStatus, Standing
 from specdec.errors import UsageError
 from specdec.folder.rounds_table import SCHEMA
-from specdec.text.writing import write_json
+from specdec.text.writing import read_json, write_json
 
 GENERATIONS, ROUNDS, PARTS = "generations.jsonl", "rounds.parquet", "rounds"
 
@@ -222,6 +222,10 @@ class ResultsFolder:
     def write_json(self, name: str, value: Any) -> None:
         """Replace the file `name` by a value as JSON, in one step: a reader finds the old file or the new one."""
         write_json(self.folder / name, value)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read what `write_json` wrote, in this sitting or an earlier one; empty if there is no such file."""
+        return read_json(self.folder / name) or {}
 
 
 def _json_line(values: Mapping[str, Any]) -> str:

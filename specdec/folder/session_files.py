@@ -13,7 +13,7 @@ from specdec.analysis.findings.run_metrics import OUTPUTS, SAMPLED
 from specdec.analysis.read.facts import RunStatus, SessionFacts, unsettled
 from specdec.analysis.read.runs import EXPERTS, open_folder
 from specdec.folder.results import ROUNDS, ResultsFolder, drop_unreadable, finished_prompts
-from specdec.text.writing import is_locked, read_json
+from specdec.text.writing import is_locked
 
 
 @dataclass
@@ -100,8 +100,7 @@ def settle(folder: Path) -> None:
             results.compact()
             facts = open_folder(folder).facts()
             collected.write(results, [facts.drafter, *facts.beside])
-            peers = read_json(folder / "peers.json")
-            if peers is not None:
+            if peers := results.read_json("peers.json"):
                 results.write_json("peers.json", {**peers, "generations": collected.peers})
         results.write_status("killed", "Its process was killed.", len(kept), status.prompts)
     if (folder / ROUNDS).is_file():

@@ -126,7 +126,7 @@ def _run(
 
                 write_sittings(identity, beginning, tracked.run_id)
                 with ranks.together():
-                    ranks.given((dict(beginning.kept), read_json(folder / CALIBRATION)))
+                    ranks.given((dict(beginning.kept), results.read_json(CALIBRATION)))
                     measure(parts, identity.cell, beginning, alive, budget)
                 if plan.measurement.record:
                     write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl").streams)
@@ -169,7 +169,7 @@ def follow_experiment(plan: Plan, folder: Path) -> None:
     with ranks.together():
         kept, calibration = ranks.given(None)
         results = ResultsFolder(folder)
-        if calibration is not None:
+        if calibration:
             results.write_json(CALIBRATION, calibration)
         measure(parts, "", Beginning(results, kept, ()), lambda: None, TimeBudget(None))
 

@@ -23,7 +23,6 @@ from specdec.session.parts import SAMPLED_EVERY, Parts, prepare
 from specdec.session.session import Answers, Session, conversations
 from specdec.session.workers import decode_by_workers
 from specdec.targets.causal import Causal
-from specdec.text.writing import read_json
 from specdec.theory.capped_geometric import speedup
 from specdec.timing.calls import calibrate, call_sizes, time_calls
 from specdec.timing.machine import measure_machine
@@ -44,8 +43,8 @@ def measure(parts: Parts, cell: str, beginning: Beginning, heartbeat: Callable[[
     """
     measurement, target, results = parts.plan.measurement, parts.target, beginning.results
     longest = parts.longest_prompt
-    known = read_json(results.folder / CALIBRATION) if beginning.kept else None
-    threads = (known or {}).get("threads") or settle_threads(
+    known = results.read_json(CALIBRATION) if beginning.kept else {}
+    threads = known.get("threads") or settle_threads(
         target, longest.tokens, watch_of(target.device), measurement.threads is not None
     )
     torch.set_num_threads(threads["threads"])
@@ -80,14 +79,14 @@ def measure(parts: Parts, cell: str, beginning: Beginning, heartbeat: Callable[[
                 session.warm_up(longest, measurement.warmup_tokens, under_way.advance)
         if others.peers:
             with stage("Choose peers' settings", ", ".join(peer.name for peer in others.peers)):
-                before = (read_json(results.folder / "peers.json") or {}).get("peers", []) if beginning.kept else []
+                before = results.read_json("peers.json").get("peers", []) if beginning.kept else []
                 last = [{line["peer"] for line in done.collected["peers"]} for done in beginning.kept.values()]
                 others.tune(longest, before, last[-1] if last else set())
         _write_peers(others, results, ())
         budget.lap("warming up")
         if measurement.quiet == "require":
             clock.watch.await_quiet()
-        if known is None:
+        if not known:
             known = {**_calibration(session, grid_sizes), "threads": threads}
             results.write_json(CALIBRATION, known)
         budget.lap("calibrating")
@@ -102,7 +101,7 @@ def measure(parts: Parts, cell: str, beginning: Beginning, heartbeat: Callable[[
         with stage("Compare with plain passes", "around the lengths of the model's configuration", told=False):
             doubt = target.disagreement(longest_text, batched=measurement.batch_size > 1)
         if doubt is not None:
-            results.write_json(SESSION, {**(read_json(results.folder / SESSION) or {}), "doubt": doubt})
+            results.write_json(SESSION, {**results.read_json(SESSION), "doubt": doubt})
         budget.lap("comparing")
         if known["grid"] is not None:
             # Here, after the peak of memory was read: the buffers of these measurements are no part of the run.

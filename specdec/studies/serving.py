@@ -20,12 +20,12 @@ import pandas as pd
 from pydantic import Field
 
 from specdec.analysis.cost.call_cost import fit_server_calls
-from specdec.analysis.read.runs import read_table
+from specdec.analysis.read.runs import open_folder
 from specdec.analysis.rounds import drafted
 from specdec.batching.batch_parts import batch_drafter, batch_target
 from specdec.batching.decode_batch import decode_batch
 from specdec.config import AtLeastOne, DraftSize, Named, NonEmpty, Probability, typed
-from specdec.cost_model import load_cost, measured_cost
+from specdec.cost_model import measured_cost
 from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.recorded import RecordedLengths
 from specdec.errors import UsageError
@@ -36,6 +36,7 @@ from specdec.session.arm import seeded_request
 from specdec.structures.chain import Chain
 from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import host_seconds
+from specdec.targets.base.known_costs import load_cost
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream
 from specdec.timing.shapes import time_drafts, time_shapes
@@ -120,11 +121,11 @@ def texts_of_run(folder: Path, method: str | None, deepest: int) -> ServedTexts:
     overstated. `method` is the drafter's name in the run, None where it has one only. UsageError for no such folder,
     drafter or gamma.
     """
-    path = folder / "rounds.parquet"
-    if not path.is_file():
-        raise UsageError(f"Bad value study.run: {path} does not exist; give the output folder of a finished run.")
     columns = ["method", "gamma", "repeat", "prompt", "round", "context", "committed", "rejected", "offered_nodes"]
-    rounds = drafted(read_table(path, [*columns, "offered"]))
+    try:
+        rounds = drafted(open_folder(folder).table("rounds.parquet", [*columns, "offered"]))
+    except UsageError as error:
+        raise UsageError(f"Bad value study.run: {error}") from None
     methods = list(rounds["method"].unique())
     chosen = method or (methods[0] if len(methods) == 1 else None)
     if chosen not in methods:
@@ -226,13 +227,13 @@ def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) 
     seconds while every slot was in use; and the costs by its cost model of calls on one sequence, its timed drafts, and
     the rest of its steps. UsageError for no output folder of the study, or a drafter, gammas or slots that it has not.
     """
-    paths = {name: folder / f"{name}.parquet" for name in ("batching", "drafts")}
-    model = folder / "batching.json"
-    if not all(path.is_file() for path in (*paths.values(), model)):
+    files = ("batching.parquet", "drafts.parquet", "batching.json")
+    if not all((folder / name).is_file() for name in files):
         raise UsageError(
             f"Bad value study.batching={folder}: this is no output folder of +experiment=batching; give one."
         )
-    live, drafts = map(read_table, paths.values())
+    study = open_folder(folder)
+    live, drafts, model = study.table(files[0]), study.table(files[1]), study.content(files[2])
     mine = live[live["drafter"] == drafter]
     if mine.empty:
         names = ", ".join(sorted(live["drafter"].unique()))
@@ -251,7 +252,7 @@ def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) 
     timed = drafts[drafts["drafter"] == drafter].groupby(["gamma", "batch"])["seconds"].median().unstack("batch")
     rest = mine.assign(rest=mine["seconds"] - mine["draft_s"] - mine["verify_s"]).groupby("batch")[["rest", "steps"]]
     overhead = rest.sum()["rest"] / rest.sum()["steps"]
-    values = json.loads(model.read_text(encoding="utf-8"))["cost"]
+    values = dict(model["cost"])
     values |= {"source": f"calls on one sequence, drafts and steps of {folder}", "overhead_s": float(overhead.iloc[0])}
     cost = measured_cost(values, timed[timed.columns.min()].to_dict())
     return lines, ServerCost(server.StepSeconds(cost, True, _growth(timed.sum()), _growth(overhead)))

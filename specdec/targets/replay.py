@@ -10,12 +10,13 @@ from torch import Tensor
 
 from specdec.clock import SimulatedClock
 from specdec.config import AtLeastOne, Named, NonEmpty, typed
-from specdec.cost_model import DraftCost, SimulatedCost, load_cost
+from specdec.cost_model import DraftCost, SimulatedCost
 from specdec.errors import UsageError
 from specdec.records import Draft, TextStart, Tree
 from specdec.sampling import SamplingConfig, one_hot
 from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target, TargetCapabilities, targets
+from specdec.targets.base.known_costs import load_cost
 from specdec.text.streams import Recording, Stream, open_recording
 
 _BEYOND_END = 64  # tokens that a draft may offer beyond a recorded end token

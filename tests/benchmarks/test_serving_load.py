@@ -33,6 +33,7 @@ def batching_folder(folder: Path) -> None:
     """Write the committed results of study `batching` as its output folder."""
     kept = json.loads(batching.RESULT.read_text(encoding="utf-8"))
     folder.mkdir()
+    (folder / "config.yaml").write_text("{}", encoding="utf-8")
     for name, table in batching.committed_study().tables.items():
         table.to_parquet(folder / f"{name}.parquet", index=False)
     (folder / "batching.json").write_text(json.dumps({"cost": kept["cost"]}), encoding="utf-8")

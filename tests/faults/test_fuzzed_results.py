@@ -18,7 +18,7 @@ from specdec.analysis.pages.html import Chapter
 from specdec.analysis.pages.trace import trace_html
 from specdec.analysis.read.find_runs import find_runs, finished_study
 from specdec.analysis.read.runs import Run, read_traces
-from specdec.cost_model import from_run
+from specdec.targets.base.known_costs import cost_of_run
 
 pytestmark = pytest.mark.slow  # many examples of bad input
 
@@ -84,9 +84,10 @@ def test_traces(tmp_path: Path, finished: Path, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_costs_of_a_run(tmp_path: Path, finished: Path, data: st.DataObject) -> None:
     calibration = files_of(json.loads((finished / "calibration.json").read_bytes()))
+    shutil.copy(finished / "config.yaml", tmp_path)
     (tmp_path / "calibration.json").write_bytes(data.draw(calibration))
     (tmp_path / "rounds.parquet").write_bytes(data.draw(torn((finished / "rounds.parquet").read_bytes())))
-    answered(lambda: from_run(tmp_path))
+    answered(lambda: cost_of_run(tmp_path))
 
 
 STUDY: dict[str, Any] = {

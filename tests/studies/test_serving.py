@@ -92,6 +92,7 @@ def test_lengths_of_a_run_are_read_off_its_rounds(tmp_path):
         ("ngram", 1, 0, "p", 5, 2, False), ("ngram", 1, 0, "p", 7, 1, True), ("ngram", 1, 0, "p", 8, 1, True),
         ("ngram", 1, 0, "p", 9, 2, False), ("baseline", 0, 0, "p", 5, 1, False),
     ]  # fmt: skip
+    (tmp_path / "config.yaml").write_text("{}")
     rounds_of(*lines).to_parquet(tmp_path / "rounds.parquet")
     found = texts_of_run(tmp_path, None, 2)
     assert found.texts == (ServedText(5, (3, 2, 1, 1, 2, 1)),)
@@ -131,6 +132,7 @@ def measured_batches(folder):
     live = cells.assign(steps=50, tokens=1.6 * 50 * batch * noise, seconds=seconds, draft_s=0.1 * seconds)
     live = live.assign(verify_s=0.8 * seconds, baseline_steps=50, baseline_seconds=plain)
     folder.mkdir()
+    (folder / "config.yaml").write_text("{}")
     live.assign(baseline_tokens=50 * batch * noise).to_parquet(folder / "batching.parquet")
     cells.assign(seconds=1e-3 * gamma * (1 + (batch - 1) / 4)).to_parquet(folder / "drafts.parquet")
     cost = {
@@ -175,8 +177,9 @@ def test_measured_batches_give_the_steps_and_are_compared_with(study, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("study.law=null", "study.run=nowhere"), "rounds.parquet does not exist"),
-        (("study.law=null", "study.run=cut_off"), "rounds.parquet is no Parquet table"),
+        (("study.law=null", "study.run=nowhere"), "study.run: nowhere is no run's output folder"),
+        (("study.law=null", "study.run=batching"), "study.run: .* no artifact rounds.parquet"),
+        (("study.law=null", "study.run=cut_off"), "study.run: cut_off.rounds.parquet is no Parquet table"),
         (("study.run=x",), "study.run and study.law"),
         (("study.cost=h101",), "h100_llama31_8b"),
         (("study.arrival_times=nowhere",), "study.arrival_times=nowhere"),
@@ -189,5 +192,6 @@ def test_measured_batches_give_the_steps_and_are_compared_with(study, tmp_path):
 def test_mistakes_are_one_sentence(refused, tmp_path, overrides, words):
     measured_batches(tmp_path / "batching")  # in the working directory
     (tmp_path / "cut_off").mkdir()
+    (tmp_path / "cut_off" / "config.yaml").write_text("{}")
     (tmp_path / "cut_off" / "rounds.parquet").write_bytes(b"PAR1")
     refused("serving", *LAW, *SMALL, *overrides, words=words)
