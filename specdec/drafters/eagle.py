@@ -76,6 +76,7 @@ class Eagle(FeatureDrafter):
         except ValueError as error:
             raise UsageError(f"Bad value drafter.model: {error}; use another checkpoint, or drafter.layers.") from None
         super().__init__(target, network, offsets, drafts, siblings)
+        network.keep_rows()
         self._about = about or {}
         self.rows_of = BlockText if isinstance(network, BlockNetwork) else TextRows
         self.capabilities = replace(self.capabilities, vocab_size=network.vocab_size, deepest=network.config.deepest)

@@ -102,6 +102,7 @@ class FeatureNetwork(nn.Module):
         self.vocab_size = len(output)  # V
         self.draft_size = config.draft_vocabulary or self.vocab_size
         self._target = (embedding, output)  # in a tuple, so that they do not become parameters of this module
+        self._rows: Tensor | None = None  # see `keep_rows`
         self.embed_tokens = nn.Embedding(self.vocab_size, config.hidden) if config.own_embedding else None
         self.lm_head = nn.Linear(config.hidden, self.draft_size, bias=False) if config.own_output else None
         if config.draft_vocabulary is not None:
@@ -132,8 +133,17 @@ class FeatureNetwork(nn.Module):
         """The weights [W, D] from a state after the final norm to the tokens that can be drafted."""
         if self.lm_head is not None:
             return self.lm_head.weight
+        if self._rows is not None:
+            return self._rows
         output = self._target[1]
         return output if self.config.draft_vocabulary is None else output[self.drafted_ids]
+
+    def keep_rows(self) -> None:
+        """Keep a copy of the rows of the target's output layer for the tokens that can be drafted, from now on always
+        the same: each step would gather them anew, which takes longer than all of its products.
+        """
+        if self.lm_head is None and self.config.draft_vocabulary is not None:
+            self._rows = self.output_layer.detach().to(self.fc.weight.dtype)
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """Return the input embeddings [..., D] of the target's tokens [...]."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specdec.config import validated
+from specdec.drafters.eagle import Eagle
 from specdec.eagle.eagle_config import EagleConfig
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.errors import UsageError
@@ -73,6 +74,15 @@ def test_draft_tokens_are_offsets_and_scattered(network_of):
     for wrong in ([*kept[:-1], 23], kept[::-1], kept[:-1]):
         with pytest.raises(ValueError, match="9 ascending ids below 23"):
             network.draft_only(wrong)
+
+
+def test_a_drafter_gathers_the_rows_of_the_targets_output_layer_once(network_of, target):
+    network = network_of(dict(REDUCED, own_output=False))
+    rows, logits = network.output_layer, quick_rows(network, target)[0][1]
+    assert network.output_layer is not rows and torch.equal(rows, target.hidden.output_layer[KEPT])
+    Eagle(network, target)
+    assert network.output_layer is network.output_layer
+    assert torch.equal(quick_rows(network, target)[0][1], logits)
 
 
 @pytest.mark.parametrize("form", ["eagle1", "eagle3"])
