@@ -26,6 +26,7 @@ SETS = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K", "humaneval": "HumanEval", "spe
 STUDIES = ("bigram", "lenience", "ngrammys_ablation", "ngrammys_grid", "phase_transition")
 ALONG, DECODING, STUDY, HEADS = "along", "decoding", "study", "heads"  # parts of the benchmark
 MODELS = dict(zip(NAMES, ("capped_geometric.text", "markov", "stretches"), strict=True))  # as in the results
+TREES = "tree_search_"  # how the names of the studies of trees begin; the drafter's follows
 SHOWN = "ngram"  # the drafter of the figure
 
 
@@ -65,9 +66,10 @@ def _figures(line: Measured) -> list[Measured]:
 
 
 def real_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
-    """Return what pays, how wrong the formula is, what advice foretold, and whether grounding pays."""
-    decoded, along, heads = (load_real(path, part) for part in (DECODING, ALONG, HEADS))
-    return pays_section(decoded), formula_section(along, decoded), advice_section(decoded), grounding_section(heads)
+    """Return what pays, how wrong the formula is, what advice foretold, whether grounding pays, and on which tree."""
+    decoded, along, heads, studies = (load_real(path, part) for part in (DECODING, ALONG, HEADS, STUDY))
+    answers = pays_section(decoded), formula_section(along, decoded), advice_section(decoded)
+    return (*answers, grounding_section(heads), trees_section(studies))
 
 
 def pays_section(decoded: Sequence[Measured]) -> Section:
@@ -205,6 +207,40 @@ def grounding_section(timed: Sequence[Measured]) -> Section:
     if featured:
         text.append(f"The feature drafter (EAGLE-3), which learned from the same text, is {'; '.join(featured)}.")
     return Section(title, tuple(text), (("Plain decoding in turn with what learned from it.", pd.DataFrame(table)),))
+
+
+def trees_section(studies: Sequence[Measured]) -> Section:
+    """Return what the trees that were searched for the drafters which learned from the model give, beside chains and
+    dynamic trees.
+    """
+    title = "Which tree for what learned from it?"
+    told, table = [], []
+    for line in (line for line in studies if line["name"].startswith(TREES)):
+        name, metrics = line["name"].removeprefix(TREES), line["metrics"]
+        if "tree_search/chosen.speedup" in metrics:
+            nodes, depth = (int(metrics[f"tree_search/chosen.{what}"]) for what in ("nodes", "depth"))
+            found = Interval.from_metrics(metrics, "tree_search/chosen.speedup")
+            tree = f"one of {counted(nodes, 'node')} and depth {depth}"
+            told.append(f"for {name} {tree}, {found:.2f} times as fast as plain decoding on {_where(line)}")
+        else:
+            told.append(f"for {name} none, since plain decoding was predicted to be faster on {_where(line)}")
+        for shape, what in (("tree", "nodes"), ("chain", "gamma"), ("dynamic", "nodes")):
+            prefix = f"tree_search/{shape}.speedup."
+            sizes = sorted(int(key.removeprefix(prefix)) for key in metrics if key.removeprefix(prefix).isdigit())
+            for size in sizes:
+                row = {"drafter": name, "structure": f"{shape}, {what} {size}"}
+                for quantity in ("tokens_per_round", "speedup"):
+                    value = Interval.from_metrics(metrics, f"tree_search/{shape}.{quantity}.{size}")
+                    row[quantity.replace("_", " ")] = f"{value:.2f}"
+                table.append(row)
+    if not told:
+        return _missing(title, STUDY)
+    answer = (
+        "The tree with most predicted tokens per second, built on one half of the prompts from how often each choice "
+        f"is right and decoded on the other, is {'; '.join(told)}."
+    )
+    caption = "Decoded in turn with plain decoding, on one thread; the fastest of several is flattered by its choice."
+    return Section(title, (answer,), ((caption, pd.DataFrame(table)),))
 
 
 def _interval(values: Sequence[float | None]) -> Interval:

@@ -93,6 +93,10 @@ STUDIES = {(prompts, name): OF_PAPER[name] for name in OF_PAPER for prompts in (
         *("study.k=[1,2,5,10]", "study.w=[0,1,2,4,10]"),
     ),
     ("humaneval", "lenience"): ("+experiment=lenience", "drafter=layer_skip", "drafter.evaluations=64"),
+    **{
+        ("mt_bench", f"tree_search_{name}"): ("+experiment=tree_search", f"drafter={name}", "study.budgets=[2,4,8,16]")
+        for name in ("grounded", "eagle")
+    },
     ("humaneval", "bigram"): ("+drafter=bigram", "structure.gamma=3", "measurement.gammas=[]"),
 }
 STUDY_SIZES = ("prompts.limit=12", "measurement.max_new_tokens=48")

@@ -67,7 +67,7 @@ def test_the_worst_error_of_the_formula_is_said_with_its_gamma_and_what_takes_mo
 
 def test_advice_is_right_where_it_stands_on_the_same_side_of_one(sections):
     advised = {"2": [1.1, 1.0, 1.2], "4": [1.3, 1.2, 1.4], "8": [1.0, 0.9, 1.1]}
-    _, _, advice, _ = sections(timed("gsm8k", "ngram", {"2": 0.9, "4": 1.5}, advised=advised))
+    _, _, advice, *_ = sections(timed("gsm8k", "ngram", {"2": 0.9, "4": 1.5}, advised=advised))
     assert "rightly in 1 of 2 cases" in advice.text[0]
     assert advice.tables[0][1]["foretold"].tolist() == ["1.10 (1.00 to 1.20)", "1.30 (1.20 to 1.40)"]
 
@@ -83,7 +83,7 @@ def test_a_feature_drafter_is_told_of_beside_heads_where_it_took_turns_with_them
             for method, figure, value in told
         ]
         session = {"part": "heads", "set": "mt_bench", "temperature": 0, "name": "grounded", "count": 40}
-        *_, heads = sections({**session, "figures": figures})
+        *_, heads, _ = sections({**session, "figures": figures})
         assert heads.tables[0][1]["drafter"].tolist() == ["grounded", "medusa", *beside]
         assert len(heads.text) == 1 + len(beside)
     assert (
@@ -92,10 +92,27 @@ def test_a_feature_drafter_is_told_of_beside_heads_where_it_took_turns_with_them
     )
 
 
+def test_a_searched_tree_is_told_of_or_that_none_was_predicted_to_pay(sections):
+    metrics = {"tree_search/tree.speedup.8": 1.1, "tree_search/tree.tokens_per_round.8": 1.7}
+    metrics |= {"tree_search/chain.speedup.2": 0.9, "tree_search/chain.tokens_per_round.2": 1.5}
+    chosen = {"tree_search/chosen.speedup": 1.2, "tree_search/chosen.nodes": 3.0, "tree_search/chosen.depth": 2.0}
+    study = {"part": "study", "set": "mt_bench", "temperature": 0}
+    *_, trees = sections(
+        {**study, "name": "tree_search_eagle", "metrics": metrics | chosen},
+        {**study, "name": "tree_search_grounded", "metrics": metrics},
+        {**study, "name": "bigram", "metrics": {}},
+    )
+    assert "for eagle one of 3 nodes and depth 2, 1.20 times as fast" in trees.text[0]
+    assert "for grounded none, since plain decoding was predicted to be faster" in trees.text[0]
+    table = trees.tables[0][1]
+    assert table["structure"].tolist() == ["tree, nodes 8", "chain, gamma 2"] * 2
+    assert table["speedup"].tolist() == ["1.10", "0.90"] * 2
+
+
 def test_what_is_not_measured_names_the_command(sections, tmp_path):
-    pays, formula, advice, heads = sections(walked([[0.01, 0.0, 0.02]] * 3))
+    pays, formula, advice, heads, trees = sections(walked([[0.01, 0.0, 0.02]] * 3))
     assert all("-k decoding" in section.text[0] and not section.tables for section in (pays, advice))
-    assert "-k heads" in heads.text[0] and formula.figures
+    assert "-k heads" in heads.text[0] and formula.figures and "-k study" in trees.text[0]
     assert all(real_model.COMMAND in section.text[0] for section in real_model.real_sections(tmp_path / "none.json"))
 
 
