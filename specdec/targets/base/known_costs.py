@@ -59,7 +59,7 @@ def cost_of_run(folder: Path) -> SimulatedCost:
         return measured_cost(calls, drafts, name=name, source=source, lookup_s=lookup, overhead_s=overhead)
     except UsageError as error:
         raise UsageError(f"Bad value target.cost: {error}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, OSError) as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UsageError(
             f"Bad value target.cost: the files in {folder} are not what a run writes ({what}): give the output folder "
