@@ -51,8 +51,14 @@ def test_what_pays_is_said_for_each_set_with_the_best_draft_length(sections):
     assert "19 of 20 plain texts are token by token" in answer
     assert "on GSM8K, greedy ngram with drafts of 4, 1.49 (" in answer and "suffix" not in answer
     assert "on HumanEval, greedy none beyond chance: the best is ngram with drafts of 4, 0.90 (" in answer
+    assert "take an eighth less" not in pays.text[1]
     ((_, table),) = pays.tables
     assert table["tokens per round"].tolist() == ["2.00 (2.00 to 2.00)"] * 3
+
+
+def test_a_session_before_calls_on_one_token_became_faster_is_named(sections):
+    before, now = timed("gsm8k", "ngram", {"4": 1.5}, date="2026-11-28"), timed("mt_bench", "ngram", {"4": 1.5})
+    assert "measured before, on GSM8K, greedy, divide" in sections(before, now)[0].text[1]
 
 
 def test_the_worst_error_of_the_formula_is_said_with_its_gamma_and_what_takes_most_of_the_speedup(sections):
