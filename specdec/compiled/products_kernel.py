@@ -16,8 +16,8 @@ from specdec.compiled.own_template import OwnTemplate
 
 FEW = 64  # tokens; the library is faster on more
 # Bytes of a weight that lie between what is multiplied and what is asked for. By itself a processor asks for too little
-# while it multiplies: on an AMD EPYC five tokens took 1.6 times as long as reading, and 1.0 times so. On a Xeon calls of
-# SmolLM2 on one and on two tokens took 25.7 and 29.6 ms, and 22.5 and 23.1 so.
+# while it multiplies: on an AMD EPYC five tokens took 1.6 times as long as reading, and 1.0 times so. On a Xeon a call
+# of SmolLM2 on one token took 25.7 ms, on two 29.6, and 22.5 and 23.1 so.
 _AHEAD = 16 << 10
 
 _KERNEL = r"""
