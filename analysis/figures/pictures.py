@@ -154,10 +154,11 @@ def log_axis(axes: Axes, ticks: Sequence[float], label: str = "", base: int = 2)
 
 
 def bars(axes: Axes, groups: Mapping[str, Sequence[Interval]]) -> None:
-    """Draw bars with intervals side by side at places 0, 1, ...: one colour for each group."""
+    """Draw bars with intervals side by side at places 0, 1, ...: one colour for each group, and rings if it is used."""
     width = 0.8 / max(1, len(groups))
     for index, (name, values) in enumerate(groups.items()):
         colour, _, _, hatch = style.look(index)
+        hatch = (hatch or "") + "oo" * (index // len(style.LOOKS))
         at = np.arange(len(values)) + (index - (len(groups) - 1) / 2) * width
         heights = np.nan_to_num([each.estimate for each in values])
         drawn = axes.bar(at, heights, width, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, label=name)

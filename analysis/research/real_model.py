@@ -4,7 +4,7 @@ yet is said.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from math import nan
 from pathlib import Path
 
@@ -280,11 +280,16 @@ def _by_category(line: Measured, where: str) -> list[dict[str, str]]:
 def _speedups(bars: Mapping[str, Mapping[str, Interval]]) -> Figure:
     """Draw the best speedup of each drafter in each session."""
     places = list(dict.fromkeys(where for values in bars.values() for where in values))
-    caption = "Each drafter at its best draft length. Whiskers: 95% prompt-bootstrap intervals. Dotted: plain decoding."
+    caption = (
+        "Each drafter at its best draft length; T: temperature. Spec-Bench without MT-Bench. Whiskers: 95% "
+        "prompt-bootstrap intervals. Dotted: plain decoding."
+    )
     figure, axes = style.new_figure(f"Speedup by prompts and drafter, {MODEL}", caption, 5.6)
     pictures.bars(axes, {name: [values.get(where, Interval(nan)) for where in places] for name, values in bars.items()})
     pictures.level(axes, 1.0)
-    axes.set_xticks(range(len(places)), [style.wrapped(where.replace(", ", "\n"), 16) for where in places], fontsize=9)
+    short = {" without MT-Bench": "", "temperature": "T =", ", ": "\n", "-B": "-\nB"}
+    names = [reduce(lambda name, part: name.replace(part, short[part]), short, where) for where in places]
+    axes.set_xticks(range(len(places)), names, fontsize=9)
     axes.set_ylabel("speedup")
     style.legend_above(axes, 3)
     return figure
