@@ -4,7 +4,7 @@ yet is said.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from math import nan
 from pathlib import Path
 
@@ -287,8 +287,8 @@ def _speedups(bars: Mapping[str, Mapping[str, Interval]]) -> Figure:
     figure, axes = style.new_figure(f"Speedup by prompts and drafter, {MODEL}", caption, 5.6)
     pictures.bars(axes, {name: [values.get(where, Interval(nan)) for where in places] for name, values in bars.items()})
     pictures.level(axes, 1.0)
-    short = {" without MT-Bench": "", "temperature": "T =", ", ": "\n", "-B": "-\nB"}
-    names = [reduce(lambda name, part: name.replace(part, short[part]), short, where) for where in places]
+    short = [where.replace(" without MT-Bench", "").replace("temperature", "T =") for where in places]
+    names = [where.replace(", ", "\n").replace("-B", "-\nB") for where in short]
     axes.set_xticks(range(len(places)), names, fontsize=9)
     axes.set_ylabel("speedup")
     style.legend_above(axes, 3)

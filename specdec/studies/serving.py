@@ -227,13 +227,12 @@ def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) 
     seconds while every slot was in use; and the costs by its cost model of calls on one sequence, its timed drafts, and
     the rest of its steps. UsageError for no output folder of the study, or a drafter, gammas or slots that it has not.
     """
-    files = ("batching.parquet", "drafts.parquet", "batching.json")
-    if not all((folder / name).is_file() for name in files):
-        raise UsageError(
-            f"Bad value study.batching={folder}: this is no output folder of +experiment=batching; give one."
-        )
-    study = open_folder(folder)
-    live, drafts, model = study.table(files[0]), study.table(files[1]), study.content(files[2])
+    try:
+        study = open_folder(folder)
+        live, drafts = map(study.table, ("batching.parquet", "drafts.parquet"))
+        model = study.content("batching.json")
+    except UsageError as error:
+        raise UsageError(f"Bad value study.batching: {error} Give the output folder of +experiment=batching.") from None
     mine = live[live["drafter"] == drafter]
     if mine.empty:
         names = ", ".join(sorted(live["drafter"].unique()))
