@@ -15,6 +15,16 @@ from specdec.peers.base.contract import engines
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def test_the_top_level_holds_source_alone():
+    """What a run writes into the checkout, as `advice/` and `outputs/`, is ignored and never committed."""
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], check=True, capture_output=True, text=True).stdout
+    tops = {name.split("/")[0] for name in listed.splitlines()}
+    assert {top for top in tops if not top.startswith(".")} == {
+        *("analysis", "conf", "notebooks", "specdec", "tests"),
+        *("LICENSE", "README.md", "pyproject.toml", "requirements-headless.txt"),
+    }
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_everything_below_specdec(tmp_path):
     source = tmp_path / "source"  # building leaves files behind; they must not land in the checkout

@@ -126,8 +126,10 @@ def test_two_processes_take_two_gpus_and_a_third_waits(tmp_path, monkeypatch):
     monkeypatch.setenv(launchers.GPUS, "4,7")
     monkeypatch.setattr(launchers.time, "sleep", lambda seconds: os._exit(66))  # it would wait
 
-    def claimed() -> tuple[int, int, int]:
-        """Claim a GPU in a child; return the child, its answer's pipe, and the pipe that ends it."""
+    def claimed() -> tuple[int, bytes, int]:
+        """Claim a GPU in a child; return the child, the GPU that it got, and the pipe that ends it. The answer is
+        awaited here: children that claim at the same time get theirs in any order.
+        """
         answer, said = os.pipe()
         hold, release = os.pipe()
         child = os.fork()
@@ -138,17 +140,17 @@ def test_two_processes_take_two_gpus_and_a_third_waits(tmp_path, monkeypatch):
             os.read(hold, 1)
             os._exit(0)
         os.close(said), os.close(hold)
-        return child, answer, release
+        return child, os.read(answer, 9), release
 
     children = [claimed() for _ in range(2)]
-    assert [os.read(answer, 9) for _, answer, _ in children] == [b"4", b"7"]
-    third, answer, release = claimed()
-    assert os.read(answer, 9) == b"" and os.waitstatus_to_exitcode(os.waitpid(third, 0)[1]) == 66
+    assert [gpu for _, gpu, _ in children] == [b"4", b"7"]
+    third, gpu, release = claimed()
+    assert gpu == b"" and os.waitstatus_to_exitcode(os.waitpid(third, 0)[1]) == 66
     for child, _, release in children:
         os.write(release, b"x")
         os.waitpid(child, 0)
-    child, answer, release = claimed()  # a process that ended gave its GPU back
-    assert os.read(answer, 9) == b"4"
+    child, gpu, release = claimed()  # a process that ended gave its GPU back
+    assert gpu == b"4"
     os.write(release, b"x")
     os.waitpid(child, 0)
 
