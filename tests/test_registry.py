@@ -2,6 +2,7 @@
 value.
 """
 
+import subprocess
 import sys
 from types import ModuleType
 from typing import Any
@@ -186,3 +187,20 @@ def test_a_class_that_does_not_say_what_configures_it_is_named(things):
 
     with pytest.raises(TypeError, match="Bare needs a classmethod `from_config`, or a constructor"):
         things.build({"name": "bare"})
+
+
+@pytest.mark.slow
+def test_parts_load_without_what_reads_tables_and_draws_figures():
+    """Each takes a good part of the second and of the 100 MB that lie between a start and its first token."""
+    script = """
+import sys
+from specdec.drafters.base import drafters
+from specdec.structures.base import structures
+from specdec.targets.base import targets
+from specdec.verifiers.base import verifiers
+
+assert all(each.all_names() for each in (drafters, structures, targets, verifiers))
+print(*{"pandas", "matplotlib", "mlflow", "datasets"} & set(sys.modules))
+"""
+    asked = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=300)
+    assert asked.stdout.split() == []

@@ -36,7 +36,8 @@ _SETTINGS: dict[str, Any] = {"cpp.min_chunk_size": 1 << 20}
 # Seconds on two cores of a Xeon that are not quite quiet: what torch's headers and its import take, and a program.
 _ONCE_S, _PROGRAM_S = 12.0, 9.0
 _LINE, _PAGE = 64, 2 << 20  # bytes
-_HELD = 64 << 20  # bytes of freed weights that the C library may hold before it is asked to give them back
+_HELD = 16 << 20  # bytes of freed weights that the C library may hold before it is asked to give them back
+_LARGE = 64 << 20  # bytes of a weight that is not held twice
 _HUGE_PAGES, _COLLAPSE = 14, 25  # as `madvise` of Linux calls them
 
 _laid_at: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # the address of each weight that was laid out
@@ -215,7 +216,7 @@ def lay_out(model: nn.Module) -> None:
     """
     weights = [each for each in model.parameters() if _laid_at.get(each) != each.data_ptr() and each.is_contiguous()]
     _give_back()  # what loading the model has freed
-    large = {each.data_ptr() for each in weights if each.nbytes > _HELD and _advise(each, _COLLAPSE)}
+    large = {each.data_ptr() for each in weights if each.nbytes > _LARGE and _advise(each, _COLLAPSE)}
     sizes = {(each.data_ptr(), each.nbytes): -(-each.nbytes // _LINE) * _LINE for each in weights}
     sizes = {key: size for key, size in sizes.items() if key[0] not in large}
     memory = torch.empty(sum(sizes.values()) + 2 * _PAGE, dtype=torch.uint8)

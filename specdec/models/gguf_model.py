@@ -4,6 +4,7 @@ Weights are dequantised to the number format of the run, so that from there on s
 tokenizer, chat template and end tokens are the file's. It is another model than the one that the file was made from.
 """
 
+import mmap
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -188,7 +189,14 @@ def open_gguf(name: str) -> Iterator[GgufFile]:
 
         @data.setter
         def data(self, mapped: Any) -> None:
-            self._array = mapped.view(np.ndarray)
+            self._mapped, self._array = mapped._mmap, mapped.view(np.ndarray)
+
+        def each_once(self, tensors: list[Any], **_: Any) -> Iterator[Any]:
+            """Yield all tensors, and let the pages of the file go behind each: they are not read again."""
+            for tensor in tensors:
+                yield tensor
+                if hasattr(mmap, "MADV_DONTNEED"):  # Linux
+                    self._mapped.madvise(mmap.MADV_DONTNEED)
 
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             kind, size = gguf.GGUFValueType, self.gguf_scalar_to_np
@@ -212,7 +220,7 @@ def open_gguf(name: str) -> Iterator[GgufFile]:
     names = lru_cache(gguf.get_tensor_name_map)
     with (
         replaced(gguf, GGUFReader=lambda path: reader, get_tensor_name_map=names),
-        replaced(reading, tqdm=lambda tensors, **_: tensors),
+        replaced(reading, tqdm=reader.each_once),
     ):
         yield GgufFile(name, metadata, reader)
 

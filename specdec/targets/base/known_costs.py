@@ -5,8 +5,6 @@ from statistics import median
 
 import yaml
 
-from specdec.analysis.busy_machine import undisturbed
-from specdec.analysis.read.runs import open_folder
 from specdec.config import config_dir, validated
 from specdec.cost_model import SimulatedCost, fitted_calls, line_through, measured_cost
 from specdec.errors import UsageError, near_misses
@@ -40,6 +38,10 @@ def cost_of_run(folder: Path) -> SimulatedCost:
     through their median times by depth; the overhead is the rest of the run's rounds beside draft and verification.
     UsageError where the folder has no calibration, or it cannot be read.
     """
+    # On demand: they bring pandas, scipy and matplotlib, a second and 100 MB that most targets start without.
+    from specdec.analysis.busy_machine import undisturbed
+    from specdec.analysis.read.runs import open_folder
+
     source = f"measured by the run in {folder}"
     try:
         run = open_folder(folder)
