@@ -42,7 +42,7 @@ LAYERS = (
     ("testing",),
     ("commands",),
     ("run", "train", "advise", "certify", "gate", "report", "explain", "convert", "sync", "new", "__main__")
-    + ("serving.llama_cpp_server",),
+    + ("serving.llama_cpp_server", "training.pocket.publish"),
 )
 # The parts of the package that `analysis` may import: it reads files, and has to work without torch.
 ANALYSIS_SEES = ("errors", "config", "registry", "theory", "tracking.store", "text.lines", "text.lengths", "analysis")

@@ -201,6 +201,8 @@ class CompiledPasses:
         `unread`, nobody reads the logits, as in a prefill; they are then empty.
         """
         prefix, count = self.cache.length, len(tokens)
+        if prefix + count > self.cache.capacity:
+            return None  # plain modules then say that there is no room, where a program would write behind the buffers
         step = self.steps.get(count) or self.steps.get(_ANY)
         if not isinstance(step, PackagedStep) and (unread or not prefix):
             return None  # a record was made behind a prefix

@@ -111,6 +111,9 @@ def test_a_second_decoder_reads_the_packages_and_gives_the_numbers_of_plain_modu
     del first
     assert torch.UntypedStorage._expired(memory), "what nobody holds any more is freed"
     torch.UntypedStorage._free_weak_ref(memory)
+    ours.length = ours.cache.capacity
+    with pytest.raises(IndexError, match="the cache has 512 slots, 513 were written"):
+        ours.forward(torch.tensor([9]), chain_tree(0))
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import specdec
+from specdec.commands.failures import told_faults
 from specdec.errors import UsageError
 from specdec.models.model_files import SMOLLM2
 from specdec.text.writing import read_json
@@ -282,5 +283,6 @@ def hardware_line(summary: Summary) -> str:
 
 
 if __name__ == "__main__":
-    *trained, place = map(Path, sys.argv[1:])
-    publish(trained, place)
+    with told_faults():
+        *trained, place = map(Path, sys.argv[1:])
+        publish(trained, place)

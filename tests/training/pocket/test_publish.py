@@ -1,7 +1,9 @@
 """Finished trainings are copied to where they ship: the shipped files, published once more, are the same."""
 
 import json
+import runpy
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,12 @@ def test_what_is_not_finished_or_does_not_belong_together_is_refused(training, t
     with pytest.raises(UsageError, match="target, drafter differ in their text or target"):
         publish([target, drafter], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_its_command_refuses_in_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["publish", str(tmp_path / "unfinished"), str(tmp_path / "shipped")])
+    monkeypatch.delitem(sys.modules, publish.__module__)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(publish.__module__, run_name="__main__")
+    assert ended.value.code == 2 and not (tmp_path / "shipped").exists()
+    assert capsys.readouterr().err.startswith(f"specdec: {tmp_path / 'unfinished'} has no summary.json")
