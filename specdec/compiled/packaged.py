@@ -98,6 +98,8 @@ def packaged_product(weight: Tensor, packages: PackageFolder) -> Callable[[Tenso
     program = torch._C._aoti.AOTIModelContainerRunnerCpu(str(file), 1)
 
     def multiply(vectors: Tensor, weight: Tensor) -> Tensor:
+        if not vectors.numel():  # by whose number the kernel divides
+            return vectors.new_empty(*vectors.shape[:-1], len(weight))
         (found,) = program.run([weight, vectors.reshape(1, -1, vectors.shape[-1]).contiguous()])
         return found.view(*vectors.shape[:-1], len(weight))
 

@@ -212,7 +212,8 @@ def test_a_drafters_output_layer_is_multiplied_by_a_program_of_its_own(tmp_path,
     weight, other = torch.randn(2, 1003, 48)
     product = compiled_product(weight, PackageFolder(tmp_path))
     vectors = torch.randn(70, 48)
-    for given in (vectors, vectors[:1], vectors[0], vectors[:6].view(3, 2, 48), vectors[:1].expand(4, -1)):
+    shaped = (vectors[:6].view(3, 2, 48), vectors[:1].expand(4, -1), vectors[None, :0])  # also of no token
+    for given in (vectors, vectors[:1], vectors[0], *shaped):
         for layer in (weight, other):
             torch.testing.assert_close(product(given, layer), linear(given, layer))
     assert product is not linear and len(list(tmp_path.glob("output-product-*.so"))) == 1
