@@ -19,8 +19,8 @@
 # SmolLM2-135M-Instruct answers chat prompts, word problems, code to complete and the tasks of Spec-Bench, greedily and
 # at temperature 1. Which drafter makes it faster on which prompts? How far is the capped geometric
 # $\Omega = (1-\alpha^{\gamma+1})/(1-\alpha)$ off at each draft length, and why? What would `specdec.advise`
-# have said before? And does it pay that heads read the drafted tokens, and on which tree? From committed
-# measurements; what was not measured yet is said.
+# have said before? Does it pay that heads read the drafted tokens, and on which tree? And how many rows of n-grams
+# pay? From committed measurements; what was not measured yet is said.
 #
 # The command that measures stands in `analysis/results/real_model.json` with each line, and all of them are run by
 # `python -m pytest -n 0 -m benchmark tests/benchmarks/test_real_model.py`, which goes on where it was interrupted.

@@ -67,10 +67,12 @@ def _figures(line: Measured) -> list[Measured]:
 
 
 def real_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
-    """Return what pays, how wrong the formula is, what advice foretold, whether grounding pays, and on which tree."""
+    """Return what pays, how wrong the formula is, what advice foretold, whether grounding pays, on which tree, and how
+    many rows of n-grams do.
+    """
     decoded, along, heads, studies = (load_real(path, part) for part in (DECODING, ALONG, HEADS, STUDY))
     answers = pays_section(decoded), formula_section(along, decoded), advice_section(decoded)
-    return (*answers, grounding_section(heads), trees_section(studies))
+    return (*answers, grounding_section(heads), trees_section(studies), blocks_section(studies))
 
 
 def pays_section(decoded: Sequence[Measured]) -> Section:
@@ -248,6 +250,36 @@ def trees_section(studies: Sequence[Measured]) -> Section:
     )
     caption = "Decoded in turn with plain decoding, on one thread; the fastest of several is flattered by its choice."
     return Section(title, (answer,), ((caption, pd.DataFrame(table)),))
+
+
+def blocks_section(studies: Sequence[Measured]) -> Section:
+    """Return the fastest block of N-Grammys on each set of prompts, beside the paper's (10, 10) and beside rows of the
+    model's own bigram alone.
+    """
+    title = "How many rows of n-grams pay?"
+    bigrams = {line["set"]: line["metrics"] for line in studies if line["name"] == "ngrammys_topk"}
+    told, table = [], []
+    for line in (line for line in studies if line["name"] == "ngrammys_grid"):
+        metrics, where = line["metrics"], _where(line)
+        shape = f"({metrics['grid/best_k']:.0f}, {metrics['grid/best_w']:.0f})"
+        row = {"prompts": where, "fastest (k, w)": shape}
+        for name, key in (("", "best"), (", (10, 10)", "10x10")):
+            row[f"tokens a call{name}"] = f"{metrics[f'grid/whole.{key}.tokens_per_call']:.2f}"
+            row[f"speedup{name}"] = f"{Interval.from_metrics(metrics, f'grid/whole.{key}.speedup'):.2f}"
+        if bigram := bigrams.get(line["set"]):
+            best = "topk/model_bigram.w2.best"
+            row["tokens a call, bigram alone"] = f"{bigram[best]:.2f} in {bigram[best + '_k']:.0f} rows"
+        told.append(f"{shape} on {where}, {row['speedup']} times as fast as plain decoding where (10, 10) is")
+        told[-1] += f" {row['speedup, (10, 10)']}"
+        table.append(row)
+    if not told:
+        return _missing(title, STUDY)
+    answer = f"The fastest block of k rows of w draft tokens on one thread is {'; '.join(told)}."
+    caption = (
+        "Whole runs in turn with plain decoding; the fastest of several shapes is flattered by its choice. The model's "
+        "own bigram alone drafts rows of two tokens."
+    )
+    return Section(title, (answer,), ((caption, pd.DataFrame(table).fillna("–")),))
 
 
 def _interval(values: Sequence[float | None]) -> Interval:

@@ -89,7 +89,7 @@ def test_a_feature_drafter_is_told_of_beside_heads_where_it_took_turns_with_them
             for method, figure, value in told
         ]
         session = {"part": "heads", "set": "mt_bench", "temperature": 0, "name": "grounded", "count": 40}
-        *_, heads, _ = sections({**session, "figures": figures})
+        *_, heads, _, _ = sections({**session, "figures": figures})
         assert heads.tables[0][1]["drafter"].tolist() == ["grounded", "medusa", *beside]
         assert len(heads.text) == 1 + len(beside)
     assert (
@@ -103,7 +103,7 @@ def test_a_searched_tree_is_told_of_or_that_none_was_predicted_to_pay(sections):
     metrics |= {"tree_search/chain.speedup.2": 0.9, "tree_search/chain.tokens_per_round.2": 1.5}
     chosen = {"tree_search/chosen.speedup": 1.2, "tree_search/chosen.nodes": 3.0, "tree_search/chosen.depth": 2.0}
     study = {"part": "study", "set": "mt_bench", "temperature": 0}
-    *_, trees = sections(
+    *_, trees, _ = sections(
         {**study, "name": "tree_search_eagle", "metrics": metrics | chosen},
         {**study, "name": "tree_search_grounded", "metrics": metrics},
         {**study, "name": "bigram", "metrics": {}},
@@ -115,10 +115,31 @@ def test_a_searched_tree_is_told_of_or_that_none_was_predicted_to_pay(sections):
     assert table["speedup"].tolist() == ["1.10", "0.90"] * 2
 
 
+def test_the_fastest_block_is_told_of_beside_the_papers_and_a_bigram_alone(sections):
+    grid = {"grid/best_k": 1.0, "grid/best_w": 4.0}
+    for shape, speedup, tokens in (("best", 2.0, 1.96), ("10x10", 0.4, 3.0)):
+        ends = {"": speedup, ".ci_low": speedup - 0.1, ".ci_high": speedup + 0.1}
+        grid |= {f"grid/whole.{shape}.speedup{end}": value for end, value in ends.items()}
+        grid[f"grid/whole.{shape}.tokens_per_call"] = tokens
+    study = {"part": "study", "set": "humaneval", "temperature": 0}
+    topk = {"topk/model_bigram.w2.best": 1.38, "topk/model_bigram.w2.best_k": 25.0}
+    *_, blocks = sections(
+        {**study, "name": "ngrammys_grid", "metrics": grid},
+        {**study, "name": "ngrammys_topk", "metrics": topk},
+        {**study, "set": "gsm8k", "name": "ngrammys_grid", "metrics": grid},
+    )
+    assert "is (1, 4) on HumanEval, greedy, 2.00 (1.90 to 2.10) times as fast" in blocks.text[0]
+    assert "where (10, 10) is 0.40 (0.30 to 0.50); (1, 4) on GSM8K" in blocks.text[0]
+    table = blocks.tables[0][1]
+    assert table["tokens a call, (10, 10)"].tolist() == ["3.00", "3.00"]
+    assert table["tokens a call, bigram alone"].tolist() == ["1.38 in 25 rows", "–"]
+
+
 def test_what_is_not_measured_names_the_command(sections, tmp_path):
-    pays, formula, advice, heads, trees = sections(walked([[0.01, 0.0, 0.02]] * 3))
+    pays, formula, advice, heads, trees, blocks = sections(walked([[0.01, 0.0, 0.02]] * 3))
     assert all("-k decoding" in section.text[0] and not section.tables for section in (pays, advice))
-    assert "-k heads" in heads.text[0] and formula.figures and "-k study" in trees.text[0]
+    assert "-k heads" in heads.text[0] and formula.figures
+    assert all("-k study" in section.text[0] for section in (trees, blocks))
     assert all(real_model.COMMAND in section.text[0] for section in real_model.real_sections(tmp_path / "none.json"))
 
 
