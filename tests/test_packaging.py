@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_top_level_holds_source_alone():
-    """What a run writes into the checkout, as `advice/` and `outputs/`, is ignored and never committed."""
+    """The folders that runs write into the checkout, as `advice/` and `outputs/`, are ignored and never committed."""
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], check=True, capture_output=True, text=True).stdout
     tops = {name.split("/")[0] for name in listed.splitlines()}
     assert {top for top in tops if not top.startswith(".")} == {

@@ -117,12 +117,7 @@ def pays_section(decoded: Sequence[Measured]) -> Section:
         "The best of several draft lengths and drafters is chosen on the prompts that it is judged on, which favours "
         "it a little. Drafters of one session took turns with plain decoding, prompt by prompt, compiled alike."
     )
-    before = sorted({_where(line) for line in decoded if line.get("date", FASTER) < FASTER})
-    if before:
-        caution += (
-            f" Calls on one token take an eighth less since {FASTER}: speedups that were measured before, on "
-            f"{'; '.join(before)}, divide by longer calls and would be lower by up to so much today."
-        )
+    caution += _before_faster_calls(decoded)
     return Section(title, (answer, caution), tuple(tables), (("real_speedups", _speedups(bars)),), figures_first=True)
 
 
@@ -259,7 +254,8 @@ def blocks_section(studies: Sequence[Measured]) -> Section:
     title = "How many rows of n-grams pay?"
     bigrams = {line["set"]: line["metrics"] for line in studies if line["name"] == "ngrammys_topk"}
     told, table = [], []
-    for line in (line for line in studies if line["name"] == "ngrammys_grid"):
+    grids = [line for line in studies if line["name"] == "ngrammys_grid"]
+    for line in grids:
         metrics, where = line["metrics"], _where(line)
         shape = f"({metrics['grid/best_k']:.0f}, {metrics['grid/best_w']:.0f})"
         row = {"prompts": where, "fastest (k, w)": shape}
@@ -275,11 +271,23 @@ def blocks_section(studies: Sequence[Measured]) -> Section:
     if not told:
         return _missing(title, STUDY)
     answer = f"The fastest block of k rows of w draft tokens on one thread is {'; '.join(told)}."
+    answer += _before_faster_calls(grids)
     caption = (
         "Whole runs in turn with plain decoding; the fastest of several shapes is flattered by its choice. The model's "
         "own bigram alone drafts rows of two tokens."
     )
     return Section(title, (answer,), ((caption, pd.DataFrame(table).fillna("–")),))
+
+
+def _before_faster_calls(lines: Sequence[Measured]) -> str:
+    """Return a sentence on speedups that were measured before calls on one token became faster; "" without such."""
+    before = sorted({_where(line) for line in lines if line.get("date", FASTER) < FASTER})
+    if not before:
+        return ""
+    return (
+        f" Calls on one token take an eighth less since {FASTER}: speedups that were measured before, on "
+        f"{'; '.join(before)}, divide by longer calls and would be lower by up to so much today."
+    )
 
 
 def _interval(values: Sequence[float | None]) -> Interval:

@@ -8,13 +8,12 @@ killed goes on where it stood: within a run, and from run to run. Nothing but th
 `along` writes longer answers to more prompts, in batches, and walks along them: tokens per round at gamma 1 to 15,
 alpha and the errors of predictions of every drafter whose rounds follow from a text. `decoding` times six drafters at
 three gammas in turn with plain decoding, compiled: speedup, account, tests of the i.i.d. model, and how many outputs
-are plain decoding's own; and asks `specdec.advise`, which sees the plain texts alone. On two cores at 15 to 30 ms a
-call `along` takes an hour and a quarter without heads and feature drafter, which add a few minutes a set; tables and
-the search of `layer_skip` are made once. `decoding` takes 17 to 21 minutes a session on GSM8K and HumanEval, and longer
-on MT-Bench, whose prompts have two turns, and on Spec-Bench, whose prompts are long: some three hours, two and a half
-without the feature drafter. It holds the plain texts of greedy sessions against `generate` of transformers, too.
-`heads` times grounded and independent heads in turn, in 6 and 11 minutes, `study` what else claims rest on, in 10 to 20
-minutes each.
+are plain decoding's own; and asks `specdec.advise`, which sees the plain texts alone. On two cores of a Xeon `along`
+took 9 to 21 minutes a set for heads and feature drafter alone, beside other work; tables are made once, and the search
+of `layer_skip` once for each set. `decoding` took 17 and 20 minutes a session on GSM8K and HumanEval; it takes longer
+on MT-Bench, whose prompts have two turns, and on Spec-Bench, whose prompts are long. It holds the plain texts of greedy
+sessions against `generate` of transformers, too. `heads` times grounded and independent heads in turn, `study` what
+else claims rest on; its grids took 11 and 17 minutes.
 """
 
 import gzip

@@ -126,8 +126,9 @@ def test_the_fastest_block_is_told_of_beside_the_papers_and_a_bigram_alone(secti
     *_, blocks = sections(
         {**study, "name": "ngrammys_grid", "metrics": grid},
         {**study, "name": "ngrammys_topk", "metrics": topk},
-        {**study, "set": "gsm8k", "name": "ngrammys_grid", "metrics": grid},
+        {**study, "set": "gsm8k", "name": "ngrammys_grid", "metrics": grid, "date": "2026-11-28"},
     )
+    assert blocks.text[0].partition("measured before, on ")[2].startswith("GSM8K, greedy, divide")
     assert "is (1, 4) on HumanEval, greedy, 2.00 (1.90 to 2.10) times as fast" in blocks.text[0]
     assert "where (10, 10) is 0.40 (0.30 to 0.50); (1, 4) on GSM8K" in blocks.text[0]
     table = blocks.tables[0][1]
