@@ -87,12 +87,12 @@ OF_PAPER = {  # N-Grammys'
     "ngrammys_topk": ("+experiment=ngrammys_topk", "study.k=[1,5,10,25]", "study.drafters.model_bigram.begin=true"),
     "ngrammys_ablation": ("+experiment=ngrammys_ablation", BEGIN),
     "ngrammys_grid": ("+experiment=ngrammys_grid", BEGIN, "target.evaluation=rows", *SHAPES_OF_GRID),
-}
-STUDIES = {(prompts, name): OF_PAPER[name] for name in OF_PAPER for prompts in ("humaneval", "mt_bench", "gsm8k")} | {
-    ("humaneval", "phase_transition"): (
+    "phase_transition": (
         *("+experiment=phase_transition", "study.contexts=[50,500,1000]"),
         *("study.k=[1,2,5,10]", "study.w=[0,1,2,4,10]"),
     ),
+}
+STUDIES = {(prompts, name): OF_PAPER[name] for name in OF_PAPER for prompts in ("humaneval", "mt_bench", "gsm8k")} | {
     ("humaneval", "lenience"): ("+experiment=lenience", "drafter=layer_skip", "drafter.evaluations=64"),
     **{
         ("mt_bench", f"tree_search_{name}"): ("+experiment=tree_search", f"drafter={name}", "study.budgets=[2,4,8,16]")
