@@ -3,7 +3,7 @@ would have foretold, from `results/real_model.json`, which a benchmark writes se
 yet is said.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -117,7 +117,7 @@ def pays_section(decoded: Sequence[Measured]) -> Section:
         "The best of several draft lengths and drafters is chosen on the prompts that it is judged on, which favours "
         "it a little. Drafters of one session took turns with plain decoding, prompt by prompt, compiled alike."
     )
-    caution += _before_faster_calls(decoded)
+    caution += _before_faster_calls(decoded) + _time_taken(decoded)
     return Section(title, (answer, caution), tuple(tables), (("real_speedups", _speedups(bars)),), figures_first=True)
 
 
@@ -155,6 +155,8 @@ def formula_section(along: Sequence[Measured], decoded: Sequence[Measured]) -> S
             f"Of the speedup that the formula promises, {part} is measured in "
             f"{counted(len(share), 'session')} of a drafter. What takes most of it: {why}.",
         )
+    if taken := _time_taken(known):
+        text = (*text, taken.strip())
     return Section(title, text, errors.tables, (("real_formula", _curves(known)),))
 
 
@@ -276,7 +278,26 @@ def blocks_section(studies: Sequence[Measured]) -> Section:
         "Whole runs in turn with plain decoding; the fastest of several shapes is flattered by its choice. The model's "
         "own bigram alone drafts rows of two tokens."
     )
-    return Section(title, (answer,), ((caption, pd.DataFrame(table).fillna("–")),))
+    tables = [(caption, pd.DataFrame(table).fillna("–"))]
+    if timed := [line for line in studies if line["name"] == "phase_transition"]:
+        caption = (
+            "Calls on random tokens: t(10, 10) over t(1, 1), and how many tokens take at most a tenth longer than "
+            "(1, 1). In rows each row has a cache, as in the paper; packed, all lie in one sequence over one."
+        )
+        tables.append((caption, pd.DataFrame([row for line in timed for row in _calls(line)])))
+    return Section(title, (answer,), tuple(tables))
+
+
+def _calls(line: Measured) -> Iterator[dict[str, str]]:
+    """Yield what blocks cost behind each number of tokens in the cache."""
+    metrics = line["metrics"]
+    for context in sorted(map(int, line["slowdowns"])):
+        row = {"prompts": _where(line), "in the cache": str(context)}
+        row["(1, 1), ms"] = f"{metrics[f'transition/t11_ms.{context}']:.0f}"
+        for way, prefix in (("in rows", ""), ("packed", "packed.")):
+            row[f"(10, 10), {way}"] = f"{metrics[f'transition/{prefix}slowdown.10x10.{context}']:.1f}"
+            row[f"tokens, {way}"] = f"{metrics[f'transition/{prefix}tokens_within_10pct.{context}']:.0f}"
+        yield row | {"measured on": line.get("processor", "unknown")}
 
 
 def _before_faster_calls(lines: Sequence[Measured]) -> str:
@@ -288,6 +309,14 @@ def _before_faster_calls(lines: Sequence[Measured]) -> str:
         f" Calls on one token take an eighth less since {FASTER}: speedups that were measured before, on "
         f"{'; '.join(before)}, divide by longer calls and would be lower by up to so much today."
     )
+
+
+def _time_taken(lines: Sequence[Measured]) -> str:
+    """Return a sentence on how long the sessions of a part took that wrote it down; "" without such."""
+    minutes = {(_where(line), line.get("date"), line.get("minutes")) for line in lines}
+    known = [taken for *_, taken in minutes if taken is not None]
+    part = "" if len(known) == len(minutes) else f" of {len(minutes)}"
+    return f" {len(known)}{part} sessions of the benchmark took {sum(known) / 60:.1f} hours." if known else ""
 
 
 def _interval(values: Sequence[float | None]) -> Interval:

@@ -21,6 +21,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -107,6 +108,8 @@ KEPT = ("account/", "iid/", "lossless/", "cost/", "category/", "null/", "repetit
 KEPT += ("speedup", "tokens_per_round", "alpha")
 MODELS = ("capped_geometric.text", "markov", "stretches")
 
+BEGUN: list[float] = []  # when this session began, or went on
+
 each_session = pytest.mark.parametrize(
     ("prompts", "temperature"), [(name, value) for value in TEMPERATURES for name in SETS]
 )
@@ -115,6 +118,7 @@ each_session = pytest.mark.parametrize(
 @pytest.fixture
 def session(prompts, request, shared_data):
     """The overrides of one set of prompts, in an order that a seed draws, and of its temperature."""
+    BEGUN[:] = [time.monotonic()]
     temperature = request.node.callspec.params.get("temperature", 0)
     values, name = SETS[prompts]
     source = shared_data / "prompts" / name
@@ -312,6 +316,7 @@ def record(part: str, prompts: str, temperature: int, run: Run, lines: list[Mapp
     about, environment = provenance(run), run.environment()
     own = {key: about[key] for key in ("command", "date", "commit", "load_average")}
     own |= {"processor": environment["cpu"]["model"], "threads": environment["cpu"]["torch_threads"]}
+    own["minutes"] = round((time.monotonic() - BEGUN[0]) / 60, 1)
     rows = [{"part": part, "set": prompts, "temperature": temperature, **line, **own} for line in lines]
     taken = {(*_key(row), row["name"]) for row in rows}
     rows += [row for row in kept_figures(real_model.RESULT) if (*_key(row), row["name"]) not in taken]

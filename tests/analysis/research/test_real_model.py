@@ -98,6 +98,14 @@ def test_a_feature_drafter_is_told_of_beside_heads_where_it_took_turns_with_them
     )
 
 
+def test_the_hours_of_sessions_are_said_of_those_that_wrote_them_down(sections):
+    first = [timed("gsm8k", name, {"4": 1.5}, date="2026-11-29", minutes=30.0) for name in ("ngram", "suffix")]
+    pays, *_ = sections(*first, timed("humaneval", "ngram", {"4": 1.5}, date="2026-11-29", minutes=60.0))
+    assert pays.text[1].endswith("2 sessions of the benchmark took 1.5 hours.")
+    pays, *_ = sections(*first, timed("humaneval", "ngram", {"4": 1.5}))
+    assert pays.text[1].endswith("1 of 2 sessions of the benchmark took 0.5 hours.")
+
+
 def test_a_searched_tree_is_told_of_or_that_none_was_predicted_to_pay(sections):
     metrics = {"tree_search/tree.speedup.8": 1.1, "tree_search/tree.tokens_per_round.8": 1.7}
     metrics |= {"tree_search/chain.speedup.2": 0.9, "tree_search/chain.tokens_per_round.2": 1.5}
@@ -123,10 +131,15 @@ def test_the_fastest_block_is_told_of_beside_the_papers_and_a_bigram_alone(secti
         grid[f"grid/whole.{shape}.tokens_per_call"] = tokens
     study = {"part": "study", "set": "humaneval", "temperature": 0}
     topk = {"topk/model_bigram.w2.best": 1.38, "topk/model_bigram.w2.best_k": 25.0}
+    calls = {f"transition/t11_ms.{context}": 50.0 + context / 50 for context in (50, 500)}
+    for way, slowdown, tokens in (("", 9.0, 3.0), ("packed.", 6.0, 11.0)):
+        calls |= {f"transition/{way}slowdown.10x10.{context}": slowdown for context in (50, 500)}
+        calls |= {f"transition/{way}tokens_within_10pct.{context}": tokens for context in (50, 500)}
     *_, blocks = sections(
         {**study, "name": "ngrammys_grid", "metrics": grid},
         {**study, "name": "ngrammys_topk", "metrics": topk},
         {**study, "set": "gsm8k", "name": "ngrammys_grid", "metrics": grid, "date": "2026-11-28"},
+        {**study, "name": "phase_transition", "metrics": calls, "slowdowns": {"500": [9.0], "50": [7.0]}},
     )
     assert blocks.text[0].partition("measured before, on ")[2].startswith("GSM8K, greedy, divide")
     assert "is (1, 4) on HumanEval, greedy, 2.00 (1.90 to 2.10) times as fast" in blocks.text[0]
@@ -134,6 +147,9 @@ def test_the_fastest_block_is_told_of_beside_the_papers_and_a_bigram_alone(secti
     table = blocks.tables[0][1]
     assert table["tokens a call, (10, 10)"].tolist() == ["3.00", "3.00"]
     assert table["tokens a call, bigram alone"].tolist() == ["1.38 in 25 rows", "–"]
+    table = blocks.tables[1][1]
+    assert table["in the cache"].tolist() == ["50", "500"] and table["(1, 1), ms"].tolist() == ["51", "60"]
+    assert table["(10, 10), in rows"].tolist() == ["9.0"] * 2 and table["tokens, packed"].tolist() == ["11"] * 2
 
 
 def test_what_is_not_measured_names_the_command(sections, tmp_path):
