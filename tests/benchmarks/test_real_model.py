@@ -240,6 +240,7 @@ def judged(rounds: pd.DataFrame, chances: list[tuple[str, float, float]]) -> dic
 def test_decoding(prompts, temperature, session):
     """All drafters of a session take turns with plain decoding, prompt by prompt."""
     shared = [*session, *TIMED_SIZES, "target.compile=true", "measurement.gammas=[2,8]", "measurement.threads=2"]
+    shared += ["prompts.limit=10"] if prompts == "mt_bench" else []  # conversations of two turns: 20 prompts, too
     folder = FOLDER / f"{prompts}_{temperature}_timed"
     run = finished(folder, [*drafting(TIMED, SHAPES), *shared])
     lines = {each.method or TIMED[0]: decoded(each) for each in run.drafters}
