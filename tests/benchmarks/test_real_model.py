@@ -8,8 +8,9 @@ killed goes on where it stood: within a run, and from run to run. Nothing but th
 `along` writes longer answers to more prompts, in batches, and walks along them: tokens per round at gamma 1 to 15,
 alpha and the errors of predictions of every drafter whose rounds follow from a text. `decoding` times six drafters at
 three gammas in turn with plain decoding, compiled: speedup, account, tests of the i.i.d. model, and how many outputs
-are plain decoding's own; and asks `specdec.advise`, which sees the plain texts alone. It holds the plain texts of greedy sessions against
-`generate` of transformers, too. `heads` times grounded and independent heads in turn, `study` what else claims rest on.
+are plain decoding's own; and asks `specdec.advise`, which sees the plain texts alone. It holds the plain texts of
+greedy sessions against `generate` of transformers, too. `heads` times grounded and independent heads in turn, `study`
+what else claims rest on.
 
 The eight sessions of `along` and the eight of `decoding` take about four hours on two cores. Measured: `along` 14 and
 16 minutes on GSM8K and HumanEval, at the same time on an EPYC with AVX2; `decoding` there 19 and 25 on MT-Bench and
