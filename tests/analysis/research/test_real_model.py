@@ -131,15 +131,15 @@ def test_the_fastest_block_is_told_of_beside_the_papers_and_a_bigram_alone(secti
         grid[f"grid/whole.{shape}.tokens_per_call"] = tokens
     study = {"part": "study", "set": "humaneval", "temperature": 0}
     topk = {"topk/model_bigram.w2.best": 1.38, "topk/model_bigram.w2.best_k": 25.0}
-    calls = {f"transition/t11_ms.{context}": 50.0 + context / 50 for context in (50, 500)}
+    calls = {f"transition/t11_ms.{context}": 50.0 + context / 50 for context in (50, 1000)}
     for way, slowdown, tokens in (("", 9.0, 3.0), ("packed.", 6.0, 11.0)):
-        calls |= {f"transition/{way}slowdown.10x10.{context}": slowdown for context in (50, 500)}
-        calls |= {f"transition/{way}tokens_within_10pct.{context}": tokens for context in (50, 500)}
+        calls |= {f"transition/{way}slowdown.10x10.{context}": slowdown for context in (50, 1000)}
+        calls |= {f"transition/{way}tokens_within_10pct.{context}": tokens for context in (50, 1000)}
     *_, blocks = sections(
         {**study, "name": "ngrammys_grid", "metrics": grid},
         {**study, "name": "ngrammys_topk", "metrics": topk},
         {**study, "set": "gsm8k", "name": "ngrammys_grid", "metrics": grid, "date": "2026-11-28"},
-        {**study, "name": "phase_transition", "metrics": calls, "slowdowns": {"500": [9.0], "50": [7.0]}},
+        {**study, "name": "phase_transition", "metrics": calls, "slowdowns": {"1000": [9.0], "50": [7.0]}},
     )
     assert blocks.text[0].partition("measured before, on ")[2].startswith("GSM8K, greedy, divide")
     assert "is (1, 4) on HumanEval, greedy, 2.00 (1.90 to 2.10) times as fast" in blocks.text[0]
@@ -148,7 +148,7 @@ def test_the_fastest_block_is_told_of_beside_the_papers_and_a_bigram_alone(secti
     assert table["tokens a call, (10, 10)"].tolist() == ["3.00", "3.00"]
     assert table["tokens a call, bigram alone"].tolist() == ["1.38 in 25 rows", "–"]
     table = blocks.tables[1][1]
-    assert table["in the cache"].tolist() == ["50", "500"] and table["(1, 1), ms"].tolist() == ["51", "60"]
+    assert table["in the cache"].tolist() == ["50", "1000"] and table["(1, 1), ms"].tolist() == ["51", "70"]
     assert table["(10, 10), in rows"].tolist() == ["9.0"] * 2 and table["tokens, packed"].tolist() == ["11"] * 2
 
 
