@@ -117,8 +117,8 @@ def pays_section(decoded: Sequence[Measured]) -> Section:
         "The best of several draft lengths and drafters is chosen on the prompts that it is judged on, which favours "
         "it a little. Drafters of one session took turns with plain decoding, prompt by prompt, compiled alike."
     )
-    caution += _before_faster_calls(decoded) + _time_taken(decoded)
-    return Section(title, (answer, caution), tuple(tables), (("real_speedups", _speedups(bars)),), figures_first=True)
+    text = (answer, caution + _before_faster_calls(decoded), *_time_taken(decoded))
+    return Section(title, text, tuple(tables), (("real_speedups", _speedups(bars)),), figures_first=True)
 
 
 def formula_section(along: Sequence[Measured], decoded: Sequence[Measured]) -> Section:
@@ -155,8 +155,7 @@ def formula_section(along: Sequence[Measured], decoded: Sequence[Measured]) -> S
             f"Of the speedup that the formula promises, {part} is measured in "
             f"{counted(len(share), 'session')} of a drafter. What takes most of it: {why}.",
         )
-    if taken := _time_taken(known):
-        text = (*text, taken.strip())
+    text = (*text, *_time_taken(known))
     return Section(title, text, errors.tables, (("real_formula", _curves(known)),))
 
 
@@ -311,12 +310,14 @@ def _before_faster_calls(lines: Sequence[Measured]) -> str:
     )
 
 
-def _time_taken(lines: Sequence[Measured]) -> str:
-    """Return a sentence on how long the sessions of a part took that wrote it down; "" without such."""
+def _time_taken(lines: Sequence[Measured]) -> tuple[str, ...]:
+    """Return a sentence on how long the sessions of a part took that wrote it down; none without such."""
     minutes = {(_where(line), line.get("date"), line.get("minutes")) for line in lines}
     known = [taken for *_, taken in minutes if taken is not None]
-    part = "" if len(known) == len(minutes) else f" of {len(minutes)}"
-    return f" {len(known)}{part} sessions of the benchmark took {sum(known) / 60:.1f} hours." if known else ""
+    if not known:
+        return ()
+    of = f"{len(known)} of its {counted(len(minutes), 'session')}"
+    return (f"The benchmark wrote down how long {of} took: {sum(known) / 60:.1f} hours together.",)
 
 
 def _interval(values: Sequence[float | None]) -> Interval:

@@ -12,10 +12,10 @@ are plain decoding's own; and asks `specdec.advise`, which sees the plain texts 
 greedy sessions against `generate` of transformers, too. `heads` times grounded and independent heads in turn, `study`
 what else claims rest on.
 
-The eight sessions of `along` and the eight of `decoding` take about four hours on two cores. Measured: `along` 14 and
-16 minutes on GSM8K and HumanEval, at the same time on an EPYC with AVX2; `decoding` there 19 and 25 on MT-Bench and
-Spec-Bench, on a faster Xeon 17 and 20 on GSM8K and HumanEval. Beside them a table is made once in 5 minutes, and the
-layers of `layer_skip` are searched once for each set in 3. Grids took 11 and 17 minutes, phase transitions 9.
+Every session writes down its minutes; not all sixteen of both parts have run in one state. On two cores of an EPYC with
+AVX2 `along` took 14 and 16 on GSM8K and HumanEval, at the same time, `decoding` 19 and 25 on MT-Bench and Spec-Bench;
+on a faster Xeon it took 17 and 20 on GSM8K and HumanEval. Beside them a table is made once in 5 minutes, and the layers
+of `layer_skip` are searched once for each set in 3. Grids took 11 and 17 minutes, phase transitions 9.
 """
 
 import gzip

@@ -101,9 +101,9 @@ def test_a_feature_drafter_is_told_of_beside_heads_where_it_took_turns_with_them
 def test_the_hours_of_sessions_are_said_of_those_that_wrote_them_down(sections):
     first = [timed("gsm8k", name, {"4": 1.5}, date="2026-11-29", minutes=30.0) for name in ("ngram", "suffix")]
     pays, *_ = sections(*first, timed("humaneval", "ngram", {"4": 1.5}, date="2026-11-29", minutes=60.0))
-    assert pays.text[1].endswith("2 sessions of the benchmark took 1.5 hours.")
+    assert pays.text[-1].endswith("how long 2 of its 2 sessions took: 1.5 hours together.")
     pays, *_ = sections(*first, timed("humaneval", "ngram", {"4": 1.5}))
-    assert pays.text[1].endswith("1 of 2 sessions of the benchmark took 0.5 hours.")
+    assert pays.text[-1].endswith("how long 1 of its 2 sessions took: 0.5 hours together.")
 
 
 def test_a_searched_tree_is_told_of_or_that_none_was_predicted_to_pay(sections):
