@@ -59,9 +59,12 @@ class Collected:
         `left_out` are the ids of prompts that there was no time for.
         """
         chosen, *others = methods
+        own = self.counts(chosen)
         facts = SessionFacts(
             drafter=chosen,
-            **self.counts(chosen),
+            compared=own["compared"],
+            identical=own["identical"],
+            unexplained=own["unexplained"],
             cache_bytes=self.cache_bytes,
             peak_mb=self.peak_mb,
             left_out=tuple(left_out),
