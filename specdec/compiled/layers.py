@@ -22,7 +22,7 @@ from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import Pass, run_model
 from specdec.models.partial import blocks_of
 
-_TOKENS, _PREFIX, _CAPACITY = 7, 40, 300  # of the example calls: equal sizes would be taken for one
+_TOKENS, _PREFIX, _CAPACITY = 7, 40, 307  # of the example calls: equal sizes would be taken for one
 Made = Literal["states", "logits"]
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 

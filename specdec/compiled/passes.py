@@ -283,7 +283,7 @@ class CompiledPasses:
         decoder, differences = self._decoder, []
         compiled = dict.fromkeys((1, _ANY), step)
         tree = Tree((-1, -1, 0, 0))
-        further = ((chain_tree(79), 0), (chain_tree(8), 80)) if thorough else ()
+        further = ((chain_tree(64), 0), (chain_tree(8), 80)) if thorough else ()  # 65 tokens: by torch's own products
         for draft, prefix in ((chain_tree(0), 3), (tree, 67), *further):
             # Other tokens each time, so that no slot holds by chance what a call should have written there.
             tokens = (torch.arange(prefix + len(draft) + 2) * 7 + 3 * len(draft)) % decoder.vocab_size
@@ -291,7 +291,7 @@ class CompiledPasses:
                 continue
             self.cache.restart(1)
             if prefix:
-                decoder.forward(tokens[:prefix], chain_tree(prefix - 1))
+                decoder.forward(tokens[:prefix], chain_tree(prefix - 1), **decoder.prefill_options)
             found = []
             for steps in ({}, compiled):
                 self.cache.length, self.steps = prefix, dict(steps)

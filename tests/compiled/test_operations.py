@@ -109,11 +109,13 @@ def test_the_kernel_is_attention(threads):
 
 
 class TwoOfEach(nn.Module):
-    """Two products of the same tokens, one with a number of rows that four does not divide, and one behind them."""
+    """Two products of the same tokens, with numbers of rows that 16 does not divide and one that four does not, and one
+    behind them.
+    """
 
     def __init__(self, width, bias):
         super().__init__()
-        self.one, self.other = nn.Linear(width, 36, bias=bias), nn.Linear(width, 27, bias=bias)
+        self.one, self.other = nn.Linear(width, 100, bias=bias), nn.Linear(width, 27, bias=bias)
         self.last = nn.Linear(27, width, bias=False)
 
     def forward(self, tokens):
@@ -123,8 +125,12 @@ class TwoOfEach(nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "width", "bias", "number", "options"),
-    [(torch.bfloat16, 70, True, 7, {}), (torch.float16, 4096, False, 2, {"cpp.simdlen": 256})],
-    ids=["parts of vectors, many threads", "shorter vectors"],
+    [
+        (torch.bfloat16, 70, True, 7, {}),
+        (torch.bfloat16, 96, True, 1, {}),
+        (torch.float16, 4096, False, 2, {"cpp.simdlen": 256}),
+    ],
+    ids=["parts of vectors, many threads", "tiles of AMX where there is one", "shorter vectors"],
 )
 @torch.no_grad()
 def test_the_kernel_gives_linear_products(threads, dtype, width, bias, number, options):
