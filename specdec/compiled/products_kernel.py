@@ -193,11 +193,9 @@ struct Products {
     // Few tokens: some rows of a weight at a time, which stay in the processor's first cache while all tokens pass.
     void few(const Stored* weight, const Stored* bias, Stored* output, int64_t rows) const {
         int64_t row = 0;
-{%- if dtype == "bfloat16" %}
 #ifdef SPECDEC_TILES
         row = several(weight, bias, output, rows);
 #endif
-{%- endif %}
         const int64_t parts = (number + MOST - 1) / MOST, most = (number + parts - 1) / parts;
         const int64_t step = parts == 1 ? rows : 4;
         for (; row < rows; row += step) {
