@@ -67,6 +67,7 @@ SETS = {  # name: values of prompts=, and its file in the shared data
 TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")  # of Spec-Bench; the sixth is MT-Bench
 TEMPERATURES = (0, 1)
 GAMMAS = tuple(range(1, 16))
+DRAWS = 4  # of what is accepted along a sampled text, where it is no lookup: one alone is much of an error of 2%
 LEARNING_FREE = ("ngram", "suffix", "mixed", "model_bigram", "bigram", "unigram", "retrieval")
 WALKED = (*LEARNING_FREE, "early_exit", "layer_skip", "medusa", "grounded", "eagle")
 WALKED_SIZES = ("prompts.limit=40", "measurement.max_new_tokens=192")
@@ -159,6 +160,7 @@ def along(names: list[str], session: tuple[str, ...], streams: Any) -> dict[str,
     command = [*drafting(names, dict.fromkeys(names, {"name": "chain", "gamma": 1})), *session]
     opened = open_parts(plan(composed(*command, "prompts.limit=1", "measurement.gammas=[]", "target.compile=false")))
     target, states = opened.target, TextStates(opened.target)
+    draws = DRAWS if not target.sampling.greedy else 1
     score = target.score
     target.score = lru_cache(maxsize=1)(score)  # every drafter asks for the same
     rounds, lengths, sums = (defaultdict(list) for _ in range(3))
@@ -178,17 +180,16 @@ def along(names: list[str], session: tuple[str, ...], streams: Any) -> dict[str,
             else:
                 position = can.replay == "position"
                 starts = Starts.of_positions(alike, chains[-1].gamma) if position else replay.starts()
-                coins = np.random.default_rng(number).random(starts.m.shape)  # given the text, one for each token
-                lengths[each.name].append((np.cumprod(coins < starts.m, axis=1).sum(axis=1), starts.reach))
+                coins = np.random.default_rng(number).random((draws, *starts.m.shape))  # given the text, one a token
+                lengths[each.name].append((np.cumprod(coins < starts.m, axis=2).sum(axis=2), starts.reach))
             drafter.remember(stream.prompt, text)
     deepest = {each.name: each.drafter.capabilities.deepest or max(GAMMAS) for each in opened.drafters}
-    tables = {name: pd.concat(parts, ignore_index=True) for name, parts in rounds.items()} | {
-        name: recorded_lengths.rounds_table(
-            texts, [gamma for gamma in GAMMAS if gamma <= deepest[name]], [stream.id for stream in streams]
-        )
-        for name, texts in lengths.items()
-    }
-    return {name: judged(tables[name], sums[name]) for name in names}
+    for name, texts in lengths.items():
+        gammas, ids = [gamma for gamma in GAMMAS if gamma <= deepest[name]], [stream.id for stream in streams]
+        for draw in range(draws):
+            drawn = [(accepted[draw], offers) for accepted, offers in texts]
+            rounds[name].append(recorded_lengths.rounds_table(drawn, gammas, ids).assign(repeat=draw))
+    return {name: judged(pd.concat(rounds[name], ignore_index=True), sums[name]) for name in names}
 
 
 def drafting(names: Sequence[str], shapes: Mapping[str, Mapping[str, object]]) -> list[str]:
@@ -208,18 +209,18 @@ def drafting(names: Sequence[str], shapes: Mapping[str, Mapping[str, object]]) -
 def by_round(columns: RoundColumns, gamma: int, prompt: str) -> pd.DataFrame:
     """Return the rounds of one walk as lines."""
     counts = {name: getattr(columns, name) for name in ("offered", "accepted", "committed", "rejected")}
-    return pd.DataFrame({"gamma": gamma, "prompt": prompt, **counts})
+    return pd.DataFrame({"gamma": gamma, "prompt": prompt, "repeat": 0, **counts})
 
 
 def judged(rounds: pd.DataFrame, chances: list[tuple[str, float, float]]) -> dict[str, Any]:
     """Return alpha, tokens per round by gamma, and the error of each model's prediction there, with their bounds."""
     sums = pd.DataFrame(chances, columns=["prompt", "numerator", "denominator"])
-    by_text = rounds.groupby(["gamma", "prompt"])
-    rounds = rounds.assign(cell="real", method="walked", repeat=0, round=by_text.cumcount())
+    by_text = rounds.groupby(["gamma", "prompt", "repeat"])
+    rounds = rounds.assign(cell="real", method="walked", round=by_text.cumcount())
     rounds["tokens_left"] = by_text["committed"].transform(lambda tokens: tokens[::-1].cumsum()[::-1])
     totals = rounds.groupby("gamma").agg(tokens=("committed", "sum"), rounds=("committed", "size"))
     found: dict[str, Any] = {
-        "tokens": int(totals["tokens"].iloc[0]),
+        "tokens": int(totals["tokens"].iloc[0]) // rounds["repeat"].nunique(),
         "prompts": list(sums["prompt"]),
         "alpha": {end: [_rounded(value) for value in sums[end]] for end in ("numerator", "denominator")},
         "gammas": [int(gamma) for gamma in totals.index],
