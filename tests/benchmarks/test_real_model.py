@@ -6,11 +6,11 @@ killed goes on where it stood: within a run, and from run to run. Nothing but th
     python -m pytest -n 0 -m benchmark tests/benchmarks/test_real_model.py -k decoding  (needs a quiet machine)
 
 `along` writes longer answers to more prompts, in batches, and walks along them: tokens per round at gamma 1 to 15,
-alpha and the errors of predictions of every drafter whose rounds follow from a text. `decoding` times six drafters at
+alpha and the errors of predictions of every drafter whose rounds follow from a text. `decoding` times five drafters at
 three gammas in turn with plain decoding, compiled: speedup, account, tests of the i.i.d. model, and how many outputs
 are plain decoding's own; and asks `specdec.advise`, which sees the plain texts alone. It holds the plain texts of
-greedy sessions against `generate` of transformers, too. `heads` times grounded and independent heads in turn, `study`
-what else claims rest on.
+greedy sessions against `generate` of transformers, too. `heads` times grounded heads, independent ones and the
+feature drafter in turn, `study` what else claims rest on.
 
 Every session writes down its minutes. On two cores `along` takes 13 to 18, and two sessions fit beside one another,
 each on one thread (MT-Bench's took 31, with tests of other things beside them); `decoding` takes 19 to 31. A table is
@@ -71,7 +71,7 @@ DRAWS = 4  # of what is accepted along a sampled text, where it is no lookup: on
 LEARNING_FREE = ("ngram", "suffix", "mixed", "model_bigram", "bigram", "unigram", "retrieval")
 WALKED = (*LEARNING_FREE, "early_exit", "layer_skip", "medusa", "grounded", "eagle")
 WALKED_SIZES = ("prompts.limit=40", "measurement.max_new_tokens=192")
-TIMED = ("ngram", "suffix", "mixed", "lookahead", "layer_skip", "eagle")
+TIMED = ("ngram", "suffix", "mixed", "lookahead", "layer_skip")
 TIMED_SIZES = ("prompts.limit=20", "measurement.max_new_tokens=64")
 VALUES: dict[str, dict[str, object]] = {  # of drafters, where they are not those of their YAMLs
     "model_bigram": {"k": 64, "begin": "true"},  # alone, a token says nothing to this model
@@ -81,7 +81,7 @@ VALUES: dict[str, dict[str, object]] = {  # of drafters, where they are not thos
 }
 CHAIN = {"name": "chain", "gamma": 4}
 SHAPES: dict[str, dict[str, object]] = {  # likewise
-    **dict.fromkeys(("ngram", "suffix", "mixed", "layer_skip", "eagle"), CHAIN),
+    **dict.fromkeys(("ngram", "suffix", "mixed", "layer_skip"), CHAIN),
     "lookahead": {"name": "lookahead", "nodes": 13, "depth": 4, "branching": 5, "beam": 5},
 }
 FORETOLD = ("ngram", "suffix", "mixed", "layer_skip")  # by `specdec.advise`: those whose rounds follow from a text
