@@ -4,10 +4,8 @@ Arithmetic and files only: the costs and the rounds come from `advice.advisor`. 
 target's own one-token call, as in the gap account.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,7 +18,6 @@ from specdec.analysis.intervals import Interval
 from specdec.config import flattened
 from specdec.environment import cpu
 from specdec.session.parts import Parts
-from specdec.text.writing import write_atomically
 from specdec.theory.capped_geometric import alpha_for
 
 _REMEDIES = {
@@ -91,10 +88,6 @@ class Advice:
     predictions: list[Forecast]
     notes: list[str]
     serving: dict[str, Any] = field(default_factory=dict)  # see `analysis.engines.recommendation`
-
-    def save(self, path: Path) -> None:
-        """Write to a path, whole or not at all."""
-        write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
 
 
 def predict(

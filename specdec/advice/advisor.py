@@ -41,7 +41,7 @@ from specdec.progress import stage
 from specdec.prompts import Prompt
 from specdec.records import Draft, Generation, TextStart, chain_tree
 from specdec.replay.expected_rounds import Agreement, Starts, TextReplay, Walk, expected_walk
-from specdec.replay.walk import TextStates
+from specdec.replay.walk import TextReading
 from specdec.sampling import generator_for
 from specdec.session.identify import arithmetic_notes
 from specdec.session.kept_answers import kept_at, key_of, keyed_by
@@ -49,6 +49,7 @@ from specdec.session.parts import Parts, loading, open_parts, prepare
 from specdec.structures import Structure
 from specdec.terminal import print_lines, print_links, print_table
 from specdec.text.streams import Stream, read_streams
+from specdec.text.writing import write_json
 from specdec.timing.calls import Calibration, calibrate
 from specdec.timing.threads import settle_threads
 from specdec.timing.timer import Timer
@@ -83,9 +84,9 @@ def advise(plan: Plan, text: str | None, folder: Path) -> Advice:
     advisor.measure(recorded)
     with stage("Analyse", "intervals", told=False):
         advice, recommendation = advisor.conclude(keyed, recorded, text or "baseline")
-    advice.save(folder / "advice.json")
+    write_json(folder / "advice.json", asdict(advice))
     try:
-        advice.save(kept_at(plan.advice_dir, advice.key))
+        write_json(kept_at(plan.advice_dir, advice.key), asdict(advice))
     except OSError as error:
         logger.warning(
             "Runs will not find this advice: it cannot be written to advice_dir=%s (%s).",
@@ -111,7 +112,7 @@ class _Advisor:
         self._replay_kind = parts.primary.drafter.capabilities.replay
         self._shapes = {arm.gamma: arm.structure for arm in parts.chosen.arms}
         self._gammas = list(self._shapes)
-        self._states = TextStates(parts.target)
+        self._reading = TextReading(parts.target)
         self._clock: Clock = clock_for(self._target.device)
         self._results = ResultsFolder(folder)
         self._calibrations: list[Calibration] = []
@@ -205,7 +206,7 @@ class _Advisor:
         def replay(shape: Structure) -> TextReplay:
             prompt = Prompt(text.id, text.category, "", text.prompt)
             request = self._parts.primary.request(prompt, limit, self._seed, text.repeat, tokens)
-            return TextReplay(self._drafter, self._target, shape, tokens, request, self._states)
+            return TextReplay(self._drafter, self._target, shape, tokens, request, self._reading)
 
         along: Agreement | None = None
         if self._replay_kind != "calling":

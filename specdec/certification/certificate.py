@@ -1,6 +1,5 @@
 """The certificate: the checks of a combination, what each compared, and the verdict; as a table and as a file."""
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,7 @@ from specdec.environment import capture
 from specdec.errors import DeclaredLossy, NotLossless, SpecdecError, is_out_of_memory
 from specdec.session.parts import Parts
 from specdec.terminal import print_lines, print_links
-from specdec.text.writing import write_atomically
+from specdec.text.writing import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +105,7 @@ class Certificate:
             **beside,
         }
         content = {**asdict(self), "false_alarm": false_alarm, "config": plan.config, "environment": environment}
-        write_atomically(folder / "certificate.json", json.dumps(content, indent=1, default=str) + "\n")
+        write_json(folder / "certificate.json", content)
         console = get_console()
         if not console.is_terminal:
             console = Console(file=console.file, width=max(console.width, 130))  # a log has no narrow lines

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,8 +15,8 @@ from specdec.drafters.base import Drafter
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.records import Request
-from specdec.replay.walk import Led, TextStates, walk
-from specdec.sampling import one_hot, probabilities
+from specdec.replay.walk import Led, TextReading, walk
+from specdec.sampling import one_hot
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.text.streams import Stream
@@ -82,7 +83,7 @@ class TextReplay:
     structure: Structure
     text: Sequence[int]  # the answer to the request
     request: Request  # its generator of drafts is in the state that decoding started with
-    states: TextStates | None = None  # of the target, shared between replays of one text
+    shared: TextReading | None = None  # of the target, between replays of one text
 
     @torch.inference_mode()
     def agreement(self, rule: Verifier | None = None) -> Agreement:
@@ -101,7 +102,7 @@ class TextReplay:
             raise ValueError("the acceptance of sampled siblings has no replay")
         if drafter.capabilities.replay == "calling":
             raise ValueError("a drafter that needs the target's calls has no agreement along a text without them")
-        p = None if self.target.sampling.greedy else self._p()
+        p = None if self.target.sampling.greedy else self._reading.laws(prompt, text)
         laws = drafter.laws(prompt, text) if self.structure.branches == 1 else None
         if laws is not None:
             of_text = torch.tensor(list(text), device=laws.device).unsqueeze(-1)
@@ -119,7 +120,7 @@ class TextReplay:
             if possible is not None:
                 passed = (possible.accepted > 0).astype(float)
                 return Agreement(possible.offered > 0, passed, passed)
-        led = Led(drafter, self.target, self.states)
+        led = Led(drafter, self.target, self._reading)
         proposed, (beta, m) = np.zeros(len(text), dtype=bool), np.zeros((2, len(text)))
         for _, position, proposal, path in led.steps(free, text, [single], every=True):
             if not proposal.tokens:
@@ -145,8 +146,7 @@ class TextReplay:
         size, gamma = len(text), self.structure.gamma
         if drafter.capabilities.replay == "position":
             return Starts.of_positions(self.agreement(), gamma)
-        states = self.states or TextStates(self.target)
-        given = states.of(prompt, text) if drafter.capabilities.reads_states else None
+        given = self._reading.states(prompt, text) if drafter.capabilities.reads_states else None
         chances = drafter.chances(prompt, text, given, gamma)
         if chances is not None:
             q, reach = chances.double().cpu().numpy(), np.full(size, gamma)
@@ -159,7 +159,7 @@ class TextReplay:
             if possible is not None:
                 reach, accepted = possible.offered, possible.accepted
             else:
-                led = Led(drafter, self.target, states)
+                led = Led(drafter, self.target, self._reading)
                 for _, position, proposal, path in led.steps(self.request, text, [self.structure], every=True):
                     if led.q is not None:
                         raise ValueError(
@@ -169,7 +169,7 @@ class TextReplay:
             q = (np.arange(gamma) < accepted[:, None]).astype(float)
         if self.target.sampling.greedy:
             return Starts(reach, q)
-        p = self._p()
+        p = self._reading.laws(prompt, text)
         p = p.gather(-1, torch.tensor(list(text), device=p.device).unsqueeze(-1)).squeeze(-1)
         ahead = np.append(p.double().cpu().numpy(), np.ones(gamma))  # beyond the text q is 0
         # A token of the text that p forbids to rounding would divide by 0; q forbids it too or accepts it.
@@ -177,16 +177,16 @@ class TextReplay:
             m = np.nan_to_num(q / sliding_window_view(ahead, gamma)[:size])
         return Starts(reach, m.clip(max=1.0))
 
-    def _p(self) -> Tensor:
-        """Return the target's laws [N, V] along the text."""
-        return probabilities(self.target.score(self.request.prompt, self.text)[:-1], self.target.sampling)
+    @cached_property
+    def _reading(self) -> TextReading:
+        return self.shared or TextReading(self.target)
 
     @torch.inference_mode()
     def rounds(self, clock: Clock) -> Walk:
         """Return the rounds that greedy decoding of the text takes, drafting again from each round's start: exact for
         any structure. Where the replay is "calling", the target is called in each of these rounds, as in decoding.
         """
-        led = Led(self.drafter, self.target, self.states, clock)
+        led = Led(self.drafter, self.target, self._reading, clock)
         steps = led.steps(self.request, self.text, [self.structure])
         offered = Counter(len(proposal.tokens) for _, _, proposal, _ in steps)
         clock.synchronize()

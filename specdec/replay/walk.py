@@ -16,6 +16,7 @@ from specdec.clock import Clock
 from specdec.drafters.base import Drafter
 from specdec.drafters.base.lookup import Lookup
 from specdec.records import EMPTY, Request, Source, TextStart, Tree
+from specdec.sampling import probabilities
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.text.streams import Stream
@@ -45,27 +46,39 @@ def agreed(tree: Tree, tokens: Sequence[int], text: Sequence[int], position: int
     return path[1:]
 
 
-class TextStates:
-    """The hidden states of texts, each from one teacher-forced pass; the last text's are kept, because walks at several
-    gammas ask for them again.
-
-    They come from the prefill of prompt and text, which is what a target can do with a text of any length: in chunks,
-    without logits, in the arithmetic of decoding, and into its cache, whose own text is lost.
+class TextReading:
+    """Hidden states and laws that a target has along a text, each from one teacher-forced pass. Those of the last text
+    are kept, because walks of several drafters, at several gammas, ask for them again.
     """
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._tokens: tuple[int, ...] = ()
+        self._read, self._scored = tuple[int, ...](), tuple[int, ...]()
         self._states: Tensor | None = None
+        self._laws: Tensor | None = None
 
     @torch.inference_mode()
-    def of(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
-        """Return `Target.states` [S+N-1, D] of all tokens of prompt and text but the last; None where none are kept."""
+    def states(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
+        """Return `Target.states` [S+N-1, D] of all tokens of prompt and text but the last; None where none are kept.
+
+        They come from the prefill of prompt and text, which is what a target can do with a text of any length: in
+        chunks, without logits, in the arithmetic of decoding, and into its cache, whose own text is lost.
+        """
         tokens = (*prompt, *text)
-        if tokens != self._tokens:
+        if tokens != self._read:
             self._target.start(TextStart(tokens, len(tokens) + 1))
-            self._tokens, self._states = tokens, self._target.states
+            self._read, self._states = tokens, self._target.states
         return self._states
+
+    @torch.inference_mode()
+    def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        """Return the target's laws [N, V] of the tokens of a text behind its prompt."""
+        tokens = (len(prompt), *prompt, *text)
+        if self._laws is None or tokens != self._scored:
+            self._laws = None  # not held beside the next ones
+            self._laws = probabilities(self._target.score(prompt, text)[:-1], self._target.sampling)
+            self._scored = tokens
+        return self._laws
 
 
 Step = tuple[int, int, Proposal, Sequence[int]]
@@ -76,17 +89,17 @@ draft in plain numbers, and its nodes that are the text's, from the root down.""
 class Led:
     """A drafter on its way along a text, which gets what it reads of the target after each round.
 
-    States come from `TextStates`. Where the replay is "calling", the target is called on every draft as in decoding.
-    It is None for a drafter that reads nothing of it. Walks along the same text share `states`. With a clock drafts are
+    States come from `reading`, which walks along the same text share. Where the replay is "calling", the target is
+    called on every draft as in decoding. It is None for a drafter that reads nothing of it. With a clock drafts are
     timed, and made as in decoding; without one those of look-ups stay plain numbers.
     """
 
     def __init__(
-        self, drafter: Drafter, target: Target | None, states: TextStates | None = None, clock: Clock | None = None
+        self, drafter: Drafter, target: Target | None, reading: TextReading | None = None, clock: Clock | None = None
     ) -> None:
         self.q: Tensor | None = None  # [N, V] of the last draft; None for point masses
         self.marks: list[tuple[object, object]] = []  # by the clock before and after each draft, and each commit
-        self._drafter, self._target, self._texts, self._clock = drafter, target, states, clock
+        self._drafter, self._target, self._reading, self._clock = drafter, target, reading, clock
         self._calls = drafter.capabilities.replay == "calling"
         self._draft = EMPTY
         self._states: Tensor | None = None  # of the whole text
@@ -121,8 +134,8 @@ class Led:
             given = self._target.states
         elif self._drafter.capabilities.reads_states:
             assert self._target is not None
-            self._texts = self._texts or TextStates(self._target)
-            self._states = self._texts.of(request.prompt, text)
+            self._reading = self._reading or TextReading(self._target)
+            self._states = self._reading.states(request.prompt, text)
             given = None if self._states is None else self._states[: self._place]
         random, reference = request.draft_generator, request.reference
         start = TextStart(request.prompt, length + largest.nodes + 1, generator=random, reference=reference)

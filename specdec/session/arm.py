@@ -14,7 +14,7 @@ from specdec.drafters.base.nested import Wrapper
 from specdec.prompts import Prompt
 from specdec.records import Acceptance, Draft, Generation, Request, TextStart
 from specdec.replay.expected_rounds import TextReplay
-from specdec.replay.walk import TextStates
+from specdec.replay.walk import TextReading
 from specdec.sampling import generator_for, one_hot
 from specdec.structures.base import Structure
 from specdec.targets.base import Target, TargetCapabilities
@@ -82,16 +82,16 @@ class Arm:
         rule = self.verifier.capabilities
         return (self.target.sampling.greedy and rule.lossless) or (rule.token_by_token and self.structure.branches == 1)
 
-    def replayed_rounds(self, request: Request, text: Sequence[int], states: TextStates) -> float | None:
+    def replayed_rounds(self, request: Request, text: Sequence[int], reading: TextReading) -> float | None:
         """Return the rounds that this arm is expected to take along a text; None where that does not follow from it, or
         takes as many calls of the target as decoding does (a drafter whose replay is "calling"). The text answers the
         request, whose generator of drafts is fresh.
         """
         if not self._has_replay:
             return None
-        return TextReplay(self.drafter, self.target, self.structure, text, request, states).expected_rounds()
+        return TextReplay(self.drafter, self.target, self.structure, text, request, reading).expected_rounds()
 
-    def alpha_sums(self, request: Request, text: Sequence[int], states: TextStates) -> dict[str, float] | None:
+    def alpha_sums(self, request: Request, text: Sequence[int], reading: TextReading) -> dict[str, float] | None:
         """Return the two sums whose ratio is `alpha.text`: of min(p, q) over the positions of the baseline's text, or
         of what a lossy rule's own law passes, and of the positions with a proposal. At each a draft of one token is
         taken, so for heads it is the first head's. None for a lossy rule whose chances depend on the depth, and for a
@@ -104,7 +104,7 @@ class Arm:
         drafter = self.drafter.drafter if isinstance(self.drafter, Wrapper) else self.drafter
         if not (isinstance(drafter, Lookup) and self.target.sampling.greedy):
             drafter = self.drafter
-        replay = TextReplay(drafter, self.target, self.structure, text, request, states)
+        replay = TextReplay(drafter, self.target, self.structure, text, request, reading)
         along = replay.agreement(None if rule.lossless else self.verifier)
         return {"numerator": float(along.beta.sum()), "denominator": int(along.proposed.sum())}
 

@@ -7,6 +7,8 @@ import random
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +26,7 @@ from specdec.folder.session_files import Collected
 from specdec.prompts import Prompt
 from specdec.prompts.base.contract import turn_id
 from specdec.records import Generation, Request
-from specdec.replay.walk import TextStates
+from specdec.replay.walk import TextReading
 from specdec.session.arm import Arm, Forced
 from specdec.session.parts import SAMPLED_EVERY, Parts
 from specdec.session.recorded_walk import decode_by_walking
@@ -83,7 +85,6 @@ class Session:
         self._target, self._measurement, self._seed = parts.target, parts.plan.measurement, parts.plan.seed
         self.collected = Collected()  # of all prompts that are done
         self._prompt = Collected()  # of the prompt at hand
-        self._states = TextStates(parts.target)
         self._cache: Target | BatchTarget = parts.target  # holds the key-value cache
 
     def warm_up(self, prompt: Prompt, tokens: int, done: Callable[[int], None] = lambda _: None) -> None:
@@ -144,28 +145,14 @@ class Session:
             raise
         lines = self._lines(prompt, repeat, done)
         baseline = done[id(parts.baseline)]
-        work = {"prompt": prompt.id, "repeat": repeat}
         for arm in parts.speculative:
-            output = done[id(arm)]
-            self._examine(prompt, arm, output, baseline)
-            for kind, text in (("own", output.tokens), ("baseline", baseline.tokens)):
-                rounds: float | None = len(output.rounds)  # of a walk along recorded text, which every method writes
-                if not parts.walks:
-                    asked = self._asked(arm, prompt, repeat, baseline.tokens)
-                    rounds = arm.replayed_rounds(asked, text, self._states)
-                if rounds is not None:
-                    line = {"method": arm.method, "gamma": arm.gamma, "kind": kind, **work}
-                    found.replays.append({**line, "tokens": len(text), "rounds": float(rounds)})
-        for arm in (each.arms[0] for each in parts.drafters):
-            asked = self._asked(arm, prompt, repeat, baseline.tokens)
-            sums = arm.alpha_sums(asked, baseline.tokens, self._states)
-            if sums is not None:
-                found.alpha.append({"method": arm.method, **work, **sums})
+            self._examine(prompt, arm, done[id(arm)], baseline)
+        self._replay(prompt, repeat, done)
         found.cache_bytes, found.peak_mb = self._cache.cache_bytes, peak_mb(self._target.device)
         target = self._target
         if isinstance(target, Causal) and target.mixture is not None and self._measurement.batch_size == 1:
             for arm in (each.primary for each in parts.drafters):
-                named = {"method": arm.method, "gamma": arm.gamma, **work}
+                named = {"method": arm.method, "gamma": arm.gamma, "prompt": prompt.id, "repeat": repeat}
                 found.experts += expert_reads(target, target.mixture, done[id(arm)], named)
         clock = self.clock.mark() if isinstance(self.clock, SimulatedClock) else None
         record = DonePrompt(prompt.id, repeat, place, baseline.tokens, vars(found), clock)
@@ -173,6 +160,25 @@ class Session:
         self.collected.add(vars(found))
         self._remember(prompt, baseline.tokens)
         return baseline
+
+    def _replay(self, prompt: Prompt, repeat: int, done: Mapping[int, Generation]) -> None:
+        """Collect the rounds that each arm is expected to take along the baseline's text and along its own, and the
+        sums of each drafter's alpha. One text after the other: what the target makes of it is kept until the next.
+        """
+        baseline, work = done[id(self.parts.baseline)].tokens, {"prompt": prompt.id, "repeat": repeat}
+        reading, first = TextReading(self._target), [id(each.arms[0]) for each in self.parts.drafters]
+        for kind, arm in product(("baseline", "own"), self.parts.speculative):
+            text = done[id(arm)].tokens if kind == "own" else baseline
+            rounds: float | None = len(done[id(arm)].rounds)  # of a walk along recorded text, which every method writes
+            if not self.parts.walks:
+                rounds = arm.replayed_rounds(self._asked(arm, prompt, repeat, baseline), text, reading)
+            if rounds is not None:
+                line = {"method": arm.method, "gamma": arm.gamma, "kind": kind, **work}
+                self._prompt.replays.append({**line, "tokens": len(text), "rounds": float(rounds)})
+            if kind == "baseline" and id(arm) in first:
+                sums = arm.alpha_sums(self._asked(arm, prompt, repeat, baseline), text, reading)
+                if sums is not None:
+                    self._prompt.alpha.append({"method": arm.method, **work, **sums})
 
     def decode_conversation(
         self, conversation: Conversation, kept: Kept, answers: Answers, advance: Callable[[bool], None]
@@ -271,15 +277,13 @@ class Session:
         rounds: list[pa.Table] = []
         lines: list[dict[str, Any]] = []
         judge = self.parts.judge
-        read: dict[tuple[int, ...], tuple[str, bool]] = {}  # outputs: mostly the same one by every method
+        read = cache(self.parts.read)  # outputs: mostly the same one by every method
         for arm in (*self.parts.plain, *self.parts.speculative):
             generation = done.get(id(arm))
             if generation is None:
                 continue
             key = GenerationKey(self.cell, arm.method, arm.gamma, repeat, prompt.id, prompt.category)
-            if generation.tokens not in read:
-                read[generation.tokens] = self.parts.read(generation.tokens)
-            text, flagged = read[generation.tokens]
+            text, flagged = read(generation.tokens)
             rounds.append(round_table(key, generation, self.clock))
             lines.append(generation_line(key, generation, self.clock, text, flagged))
             if judge is not None:

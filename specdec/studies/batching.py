@@ -3,7 +3,6 @@ loop, and what calls and drafts for as many sequences cost (theory.md 7.3).
 """
 
 import copy
-import json
 import random
 import time
 from collections import Counter
@@ -32,7 +31,7 @@ from specdec.structures.chain import Chain
 from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import outcome
 from specdec.text.streams import Stream
-from specdec.text.writing import write_atomically
+from specdec.text.writing import write_json
 from specdec.timing.calls import calibrate, call_sizes, time_calls
 from specdec.timing.machine import measure_machine
 
@@ -80,11 +79,6 @@ class Batching(Study, Named):
         name = bench.plan.target_values["name"]
         if bench.simulated or name not in ("causal", "table"):
             raise bench.unfit(f"target.name={name}", "decodes several sequences at once, live; use target=causal.")
-        if bench.parts.target.evaluation == "rows":
-            raise UsageError(
-                "Bad value target.evaluation=rows: it evaluates the paths of one sequence in a batch of their own, and "
-                "study 'batching' needs the batch for sequences; use target.evaluation=packed."
-            )
         made: dict[str, Drafter] = {}
         arms: list[Arm] = []  # of each drafter those that it can draft
         for name in dict.fromkeys(self.drafters):
@@ -127,7 +121,7 @@ class Batching(Study, Named):
             report = CostReport(grid, target.products(), machine)
             fit, source = report.as_dict(), "fitted by study batching to calls of the batched engine on one sequence"
             cost = measured_cost(fitted_calls(fit), {}, name="batching", source=source)
-            write_atomically(bench.folder / "batching.json", json.dumps({"cost": asdict(cost), **fit}, indent=1))
+            write_json(bench.folder / "batching.json", {"cost": asdict(cost), **fit})
         prompt = sorted(rig.prompts, key=lambda prompt: len(prompt.tokens))[len(rig.prompts) // 2].tokens
         calls, drafts = list[dict[str, Any]](), list[dict[str, Any]]()
         names = dict.fromkeys(name for name, _ in rig.arms)
@@ -202,7 +196,6 @@ class _Rig:
         self.bench, self.arms, parts, measurement = bench, arms, bench.parts, bench.plan.measurement
         self.prompts = list(parts.prompts.prompts)
         random.Random(bench.plan.seed).shuffle(self.prompts)
-        self._target = batch_target(parts.target, largest)
         self._drafters = {
             name: batch_drafter(drafter, parts.target, largest)
             for name, drafter in [*made.items(), (PLAIN[0], NoDrafter())]
@@ -213,6 +206,7 @@ class _Rig:
         written = len(parts.longest_prompt.tokens) + parts.limit + room
         capacity = max([written, *(context + 1 + measurement.cost_rows for context in self.contexts)])
         try:
+            self._target = batch_target(parts.target, largest)
             self._target.reserve(capacity)
         except UsageError as error:
             raise UsageError(str(error).replace("measurement.batch_size", "the largest of study.batches")) from None

@@ -18,6 +18,7 @@ from specdec.plan.compositions import composed_parts
 from specdec.prompts import first_turn
 from specdec.records import Request
 from specdec.replay.expected_rounds import TextReplay
+from specdec.replay.walk import TextReading
 from specdec.sampling import generator_for
 from specdec.structures.chain import Chain
 from specdec.studies.base import Bench, Positive, Study, studies
@@ -85,11 +86,11 @@ class Lenience(Study, Named):
             outputs.append(outputs_of(bench, decoded, likelihood=True))
             # The chances that tokens of each drafter pass each rule along the plain text.
             for each in (each for each in decoded if each.repeat == 0 and each.arm is plain):
-                stream, text = each.stream, each.output.tokens
+                stream, text, reading = each.stream, each.output.tokens, TextReading(parts.target)
                 for (name, drafter), (lenience, rule) in product(of_form.items(), rules.items()):
                     generator = generator_for(bench.plan.seed, stream.id, "alpha")
                     request = Request(stream.prompt, len(text), draft_generator=generator)
-                    along = TextReplay(drafter, parts.target, Chain(1), text, request).agreement(rule)
+                    along = TextReplay(drafter, parts.target, Chain(1), text, request, reading).agreement(rule)
                     keys = {"drafter": name, "own": name == own["name"], "form": form, "lenience": lenience}
                     place = {"stream": stream.id, "prompt": first_turn(stream.id)}
                     chances = {"chance": float(along.beta.sum()), "positions": int(along.proposed.sum())}

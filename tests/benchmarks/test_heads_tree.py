@@ -18,7 +18,7 @@ from specdec.plan.plan import plan
 from specdec.records import Request
 from specdec.replay.expected_rounds import TextReplay
 from specdec.replay.rank_accuracy import rank_counts, rank_walk, total
-from specdec.replay.walk import TextStates
+from specdec.replay.walk import TextReading
 from specdec.session.parts import open_parts
 from specdec.structures import structures
 from specdec.structures.tree import given
@@ -91,14 +91,14 @@ def test_trees_by_hand_by_search_and_by_product(name, built, halves, searched, l
     counts, paths = ({kind: pair[part] for kind, pair in searched.items()} for part in (0, 1))
     accuracy = total(list(counts.values())).accuracy(DEPTH)
     target, drafter = built[name].target, built[name].primary.drafter
-    states = TextStates(target)
+    reading = TextReading(target)
     named = dict(shapes(accuracy, [path for each in paths.values() for path in each], paths[name]))
     trees = {shape: structures.build(values) for shape, values in named.items()}
     rounds = {shape: [] for shape in trees}
     for stream in halves[1]:
         request = Request(stream.prompt, stream.limit(TOKENS))
         for shape, structure in trees.items():
-            replay = TextReplay(drafter, target, structure, stream.generated, request, states)
+            replay = TextReplay(drafter, target, structure, stream.generated, request, reading)
             rounds[shape].append(int(replay.rounds(CpuClock()).rounds))
     tokens = [len(stream.generated) for stream in halves[1]]
     for shape, structure in trees.items():

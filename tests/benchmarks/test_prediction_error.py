@@ -19,7 +19,7 @@ from specdec.clock import CpuClock
 from specdec.plan.plan import plan
 from specdec.records import Request
 from specdec.replay.expected_rounds import TextReplay
-from specdec.replay.walk import TextStates
+from specdec.replay.walk import TextReading
 from specdec.session.parts import open_parts
 
 pytestmark = pytest.mark.benchmark
@@ -101,10 +101,10 @@ def test_pocket_drafters(name, text, answers, log_figure):
     begins = ((prompt.tokens, min(64, len(prompt.tokens) // 4)) for prompt in built.prompts.prompts)
     halves = ((tokens[:begin], tokens[begin:]) for tokens, begin in begins)
     deepest = min(DEEPEST, drafter.capabilities.deepest or DEEPEST)
-    structure, states, texts = built.primary.structure.resized(deepest), TextStates(target), []
+    structure, reading, texts = built.primary.structure.resized(deepest), TextReading(target), []
     for prompt, written in answers.items() if text == "answers" else halves:
         request = Request(prompt, len(written), reference=written)
-        starts = TextReplay(drafter, target, structure, written, request, states).starts()
+        starts = TextReplay(drafter, target, structure, written, request, reading).starts()
         lengths = np.cumprod(starts.m > 0.5, axis=1).sum(axis=1)
         texts.append((lengths, np.maximum(starts.reach, lengths)))
         drafter.remember(prompt, written)

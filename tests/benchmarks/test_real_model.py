@@ -28,7 +28,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ from specdec.drafters.base.lookup import Lookup
 from specdec.plan.plan import plan
 from specdec.records import Request
 from specdec.replay.expected_rounds import Starts, TextReplay
-from specdec.replay.walk import RoundColumns, TextStates, walk
+from specdec.replay.walk import RoundColumns, TextReading, walk
 from specdec.sampling import generator_for
 from specdec.session.parts import open_parts
 from specdec.text.streams import read_streams
@@ -159,10 +158,8 @@ def along(names: list[str], session: tuple[str, ...], streams: Any) -> dict[str,
     """Return what each drafter's rounds along all texts say, by its name."""
     command = [*drafting(names, dict.fromkeys(names, {"name": "chain", "gamma": 1})), *session]
     opened = open_parts(plan(composed(*command, "prompts.limit=1", "measurement.gammas=[]", "target.compile=false")))
-    target, states = opened.target, TextStates(opened.target)
+    target, reading = opened.target, TextReading(opened.target)
     draws = DRAWS if not target.sampling.greedy else 1
-    score = target.score
-    target.score = lru_cache(maxsize=1)(score)  # every drafter asks for the same
     rounds, lengths, sums = (defaultdict(list) for _ in range(3))
     for number, stream in enumerate(streams):
         text, prompt = stream.generated, stream.id
@@ -171,7 +168,7 @@ def along(names: list[str], session: tuple[str, ...], streams: Any) -> dict[str,
             drafter, single, can = each.drafter, each.primary.structure, each.drafter.capabilities
             chains = [single.resized(gamma) for gamma in GAMMAS if gamma <= (can.deepest or gamma)]
             request = replace(request, draft_generator=generator_for(0, stream.id, "draft"))
-            replay = TextReplay(drafter, target, chains[-1], text, request, states)
+            replay = TextReplay(drafter, target, chains[-1], text, request, reading)
             alike = replay.agreement()
             sums[each.name].append((prompt, float(alike.beta.sum()), float(alike.proposed.sum())))
             if isinstance(drafter, Lookup):  # whose tokens may differ by gamma

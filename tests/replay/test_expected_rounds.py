@@ -16,7 +16,7 @@ from specdec.drafters.base import DrafterCapabilities
 from specdec.errors import UsageError
 from specdec.records import EMPTY, Draft, Request, chain_tree
 from specdec.replay.expected_rounds import Agreement, Starts, TextReplay, expected_walk, lengths_ahead
-from specdec.replay.walk import TextStates
+from specdec.replay.walk import TextReading
 from specdec.sampling import generator_for
 from specdec.serving.server import ServedText
 from specdec.text.streams import Stream
@@ -174,8 +174,13 @@ def test_a_drafter_whose_rounds_depend_on_earlier_ones_has_no_lengths(target, te
         lengths_ahead(drafter, target, [chain(2)], Stream("t", "", PROMPT, text))
 
 
-def test_states_belong_to_their_text(table):
+def test_what_is_read_belongs_to_its_text_and_is_read_once(table, monkeypatch):
     """Two texts of one length, one after the other, and the first again: states of a table are its tokens, one-hot."""
-    states = TextStates(table(P, temperature=1.0))
-    for text in [(0, 1), (2, 2), (0, 1)]:
-        assert states.of((1, 0), text).argmax(-1).tolist() == [1, 0, text[0]]
+    target = table(P, temperature=1.0)
+    reading, score, scored = TextReading(target), target.score, []
+    monkeypatch.setattr(target, "score", lambda *text: scored.append(text) or score(*text))
+    for text in [(0, 1), (2, 2), (2, 2), (0, 1)]:
+        assert reading.states((1, 0), text).argmax(-1).tolist() == [1, 0, text[0]]
+        assert reading.laws((1, 0), text).tolist() == [pytest.approx(P[last].tolist()) for last in (0, text[0])]
+    assert reading.laws((1,), (0, 0, 1)).shape[0] == 3  # the same tokens, of which one more is the text's
+    assert [text for _, text in scored] == [(0, 1), (2, 2), (0, 1), (0, 0, 1)]

@@ -14,7 +14,7 @@ from specdec.drafters.medusa import Medusa
 from specdec.drafters.none import NoDrafter
 from specdec.records import Request
 from specdec.replay.expected_rounds import TextReplay, expected_walk
-from specdec.replay.walk import TextStates
+from specdec.replay.walk import TextReading
 
 PROMPT = (7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19)
 TOKENS = 30
@@ -55,7 +55,7 @@ def fitted(target, text, random_heads):
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_rounds_are_those_of_live_decoding(target, text, fitted, make_structure, kind):
     """Chains, and of each kind another structure, with rounds of all lengths between; the states are read once."""
-    drafter, request, states = fitted(kind), Request(PROMPT, TOKENS), TextStates(target)
+    drafter, request, reading = fitted(kind), Request(PROMPT, TOKENS), TextReading(target)
     accepted = Counter()
     branching = sorted(drafter.capabilities.fills - {"chain"})
     own = branching[list(KINDS).index(kind) % len(branching)] if branching else "chain"
@@ -64,7 +64,7 @@ def test_greedy_rounds_are_those_of_live_decoding(target, text, fitted, make_str
         live = decoded(target, drafter, structure, PROMPT, TOKENS)
         assert live.tokens == text
         accepted.update(item.accepted for item in live.rounds)
-        replay = TextReplay(drafter, target, structure, text, request, states)
+        replay = TextReplay(drafter, target, structure, text, request, reading)
         walk = replay.rounds(CpuClock())
         assert walk.rounds == len(live.rounds) and walk.calls == 0 and walk.draft_s > 0
         assert walk.offered == Counter(len(item.draft_tokens) for item in live.rounds)
