@@ -181,11 +181,17 @@ def cost_of_server(bench: Bench, config: ServingConfig) -> ServerCost:
         own = drafter.cost if isinstance(drafter, RecordedLengths) else None
         cost = target.cost if own is None else replace(target.cost, draft=own)
         return ServerCost(server.StepSeconds(cost, own is not None or not looks_up, 0.0, 0.0))
+    instead = "give the name of a cost model, such as study.cost=h100_llama31_8b."
     if "rows" not in target.capabilities.evaluations or "rows" not in target.capabilities.structures:
         raise UsageError(
             f"Bad value study.cost=null: target {bench.plan.target_values['name']!r} takes no batches that could be "
-            "timed; give the name of a cost model, such as study.cost=h100_llama31_8b."
+            f"timed; {instead}"
         )
+    try:
+        batch_target(target, 1)  # decoded live behind the timing, which takes a while
+    except UsageError as refused:
+        why = str(refused).partition(": ")[2].partition("; use ")[0]
+        raise UsageError(f"Bad value study.cost=null: {why}; {instead}") from None
     # Time calls on batches, drafts by depth, and what a round takes besides, on one prompt; fit all three.
     prompt, gammas, slots = bench.parts.prompts.prompts[0].tokens, config.gammas, config.slots
     batches = sorted({1 << power for power in range(slots.bit_length())} | {slots})

@@ -107,11 +107,18 @@ def test_lengths_of_a_run_are_read_off_its_rounds(tmp_path):
         texts_of_run(tmp_path, None, 2)
 
 
-def test_a_target_that_takes_no_batches_needs_a_cost():
-    can = SimpleNamespace(evaluations=("packed",), structures=frozenset({"chain"}))
+@pytest.mark.parametrize(
+    ("evaluations", "words"),
+    [
+        (("packed",), "target 'other' takes no batches that could be timed; give"),
+        (("packed", "rows"), "study.cost=null: target SimpleNamespace decodes one sequence at a time; give the"),
+    ],
+)
+def test_a_target_that_takes_no_batches_needs_a_cost(evaluations, words):
+    can = SimpleNamespace(evaluations=evaluations, structures=frozenset({"chain", "rows"}))
     parts = SimpleNamespace(target=SimpleNamespace(capabilities=can), chosen=SimpleNamespace(drafter=None))
     bench = SimpleNamespace(parts=parts, plan=SimpleNamespace(target_values={"name": "other"}))
-    with pytest.raises(UsageError, match="target 'other' takes no batches that could be timed"):
+    with pytest.raises(UsageError, match=words):
         cost_of_server(bench, SimpleNamespace(cost=None, run=None))
 
 
