@@ -172,7 +172,7 @@ def encoded(corpus: NgramCorpus, tokenizer: Any, vocab_size: int) -> Iterator[tu
                 encode = _encoder(tokenizer)
             tokens = iter(encode(texts) if encode else ())
             for part in batch:
-                ids = np.asarray(next(tokens) if isinstance(part.content, str) else part.content, dtype=np.int64)
+                ids = np.asarray(next(tokens) if isinstance(part.content, str) else part.content)
                 if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
                     raise UsageError(
                         f"{part.where}: token {ids.max() if ids.min() >= 0 else ids.min()} is not among the target's "

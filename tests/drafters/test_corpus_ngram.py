@@ -239,6 +239,7 @@ def test_a_corpus_that_cannot_be_used_is_named_in_one_sentence(tmp_path, pocket)
         (b'{"text": "x"}', "t", ":1: no key 't'"),
         (b'{"t": {"x": 1}}', "t", "a text, a list of texts or a list of token ids"),
         (b'{"t": [1, 4096]}', "t", ":1: token 4096 is not among the target's 4096 tokens"),
+        (b'{"t": [1, 18446744073709551616]}', "t", ":1: token 18446744073709551616 is not among"),
     ):
         path = tmp_path / "corpus"
         if content is not None:
