@@ -12,6 +12,7 @@ import math
 import os
 import platform
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -253,7 +254,8 @@ def stop_requests() -> Iterator[list[int]]:
             end_at_once(signum)
         received.append(signum)
 
-    previous = {number: signal.signal(number, stop) for number in STOPS}
+    main = threading.current_thread() is threading.main_thread()  # Python sets handlers nowhere else
+    previous = {number: signal.signal(number, stop) for number in STOPS if main}
     try:
         yield received
     finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -79,9 +80,10 @@ def load_corpus(config: PythonCorpusConfig | TextCorpusConfig, context: int, fol
         place = folder / fingerprint(config, context, text.provenance)[:16]
     else:
         place = folder / fingerprint(config, context)[:16]
-    if not (place / "corpus.json").exists():
-        corpus: PythonCorpus | OpenedText = text if isinstance(config, TextCorpusConfig) else build_corpus(config)
-        _write(corpus, config.vocabulary, context, place)
+    with FileLock(place.with_suffix(".lock")):  # others wait and find it built
+        if not (place / "corpus.json").exists():
+            corpus: PythonCorpus | OpenedText = text if isinstance(config, TextCorpusConfig) else build_corpus(config)
+            _write(corpus, config.vocabulary, context, place)
     arrays = np.load(place / "tokens.npz")
     return TokenizedCorpus(
         tokenizer=AutoTokenizer.from_pretrained(place / "tokenizer"),
