@@ -10,7 +10,7 @@ from fixtures.imported_folders import folder_of
 
 from specdec.analysis.acceptance import model_sections as models
 from specdec.analysis.acceptance.model_sections import model_sections
-from specdec.analysis.account.run_account import account_of
+from specdec.analysis.account.run_account import account_sums
 from specdec.analysis.account.verdicts import formula_verdict
 from specdec.analysis.findings.foreign_sections import foreign_findings
 from specdec.analysis.pages.report_chapters import run_chapters
@@ -52,7 +52,7 @@ def test_a_replay_and_an_import_of_one_file_say_the_same(command, trace, monkeyp
     monkeypatch.setattr(models, "REFITS", 5)
     (source,) = accepted_lengths(trace, ImportChoices(gamma=GAMMA))
     imported = foreign_findings(folder_of(source, tmp_path / "run", replicates=50))
-    sentence = formula_verdict(account_of(replayed))
+    sentence = formula_verdict(account_sums(replayed).account())
     assert imported.sections[0].text[0] == f"**{sentence}**"
     assert "alpha 0." in sentence and "by more than chance" in sentence and "(" in sentence.split("error of")[1]
     assert sentence in replayed.summary()["notes"]

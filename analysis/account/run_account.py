@@ -116,26 +116,16 @@ class AccountSums:
         return gap_account(table, self.gamma, t1_s, work.alpha, self.replicates, work.alpha_of_text, work.machine.doubt)
 
 
-def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
-    """Return the sums of the account at `gamma` (None: the primary one).
-    UsageError if the run lacks a file, did not measure that gamma, or has tables that contradict themselves.
+def account_sums(run: Run) -> AccountSums:
+    """Return the sums of the account of the primary gamma. UsageError if the run lacks a file, or has tables that
+    contradict themselves.
     """
     arms, replay, text = run.arms(), run.replay(), run.alpha_sums()
     primary = run.primary_gamma if run.primary_gamma is not None else int(run.account()["primary_gamma"])
-    chosen = primary if gamma is None else gamma
     try:
-        work = SharedWork.of(arms, primary, text, replay, run.experts())
-        if chosen not in work.arms:
-            known = ", ".join(map(str, work.arms))
-            raise UsageError(f"{run.source} did not measure gamma {chosen}, only {known}.")
-        return work.sums(chosen, run.replicates)
+        return SharedWork.of(arms, primary, text, replay, run.experts()).sums(primary, run.replicates)
     except ValueError as error:
         raise UsageError(f"{run.source} has no account: {error}.") from error
-
-
-def account_of(run: Run, gamma: int | None = None) -> Account:
-    """Return the account that the run logged, at `gamma` (None: the primary one). Raises as `account_sums` does."""
-    return account_sums(run, gamma).account()
 
 
 def foreign_sums(run: Run) -> Mapping[int, pd.DataFrame]:

@@ -15,7 +15,7 @@ from ..read.runs import Run
 from ..rounds import prompt_sums
 from ..sections import Section
 from .gap_account import cost_values
-from .run_account import account_of
+from .run_account import account_sums
 
 CHAIN = "chain"
 COMMAND = "python -m specdec.run +experiment=chain_rows_tree"
@@ -110,7 +110,7 @@ def shape_section(runs: Sequence[Run]) -> Section:
         }
         for name, values in zip(shapes.names, shapes.values, strict=True)
     ]
-    accounts = dict(zip(shapes.names, map(account_of, shapes.runs), strict=True))
+    accounts = {name: account_sums(run).account() for name, run in zip(shapes.names, shapes.runs, strict=True)}
     # A shape may lack a factor, but the speedup stands last.
     factors = [*dict.fromkeys(name for account in accounts.values() for name in account.factors), "speedup"]
     columns = {
@@ -138,10 +138,10 @@ def _sentence(shapes: Shapes, place: int) -> str:
     more = values["round"].estimate / chain_round - 1
     listed = ", ".join(f"{_PARTS[name][0]} {value:+z.1%}" for name, value in longer.items())
     largest = max(longer, key=longer.__getitem__)
-    plural = shapes.names[place].startswith("rows")
+    name = shapes.names[place]
+    subject = f"{name.capitalize()} yield" if name.startswith("rows") else f"The {name} yields"
     said = (
-        f"{'Rows' if plural else 'The tree'}{shapes.names[place][4:]} {'yield' if plural else 'yields'} "
-        f"{gain:+.1%} tokens per call against the {shapes.names[0]}, in rounds that take {more:+.1%} time "
+        f"{subject} {gain:+.1%} tokens per call against the {shapes.names[0]}, in rounds that take {more:+.1%} time "
         f"({listed} of the chain's round): {net:+.1%} tokens per second"
     )
     if longer[largest] > 0 and gain.estimate > 0:

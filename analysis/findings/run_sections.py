@@ -356,7 +356,7 @@ def standing_section(run: Run) -> Section:
     metrics, gamma = run.metrics, run.primary_gamma
     if gamma is None or "account/alpha" not in metrics or "cost/c" not in metrics:
         raise UsageError(f"{run.source} has no alpha and c to mark: nothing was proposed, or the run did not finish.")
-    measured, timed = run.interval("speedup"), run.curves.get("curve/speedup/measured", {})
+    measured, timed = Interval.from_metrics(metrics, "speedup"), run.curves.get("curve/speedup/measured", {})
     c_ops, operations = metrics.get("cost/c_ops", 0.0), metrics.get("operations/measured", nan)
     here = Standing(metrics["account/alpha"], gamma, metrics["cost/c"], c_ops, measured, operations)
     seen = f"Measured: {measured:.3f} at γ {gamma}" if isfinite(measured.estimate) else "Nothing was timed"

@@ -4,7 +4,7 @@ The HTML holds its style and its figures (inline SVG), without a script. All tex
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -49,9 +49,10 @@ def write_report(folder: Path, title: str, chapters: Sequence[Chapter]) -> tuple
         for place, section in enumerate(chapter.sections, 1):
             files: list[str] = []
             for name, figure in section.figures:  # names follow chapter and section, and are safe and unique
-                stem = f"{number:02}-{place:02}-{re.sub('[^A-Za-z0-9_-]+', '_', name)}"
-                taken = sum(file.startswith(f"{FIGURES}/{stem}") for file in files)
-                files.append(f"{FIGURES}/{stem}{f'_{taken + 1}' if taken else ''}.svg")
+                stem = f"{FIGURES}/{number:02}-{place:02}-{re.sub('[^A-Za-z0-9_-]+', '_', name)}"
+                while f"{stem}.svg" in files:
+                    stem += "_2"
+                files.append(f"{stem}.svg")
                 (folder / files[-1]).write_text(style.svg(figure), encoding="utf-8")  # with outlines of letters
                 with style.laid_out(figure):
                     svg = style.svg(figure, letters=True)
@@ -209,19 +210,14 @@ def _paragraph(text: str) -> str:
 def _marked(text: str) -> str:
     """Escape text and mark **bold**, *emphasis* and `code`; what stands in code stays as it is."""
     marked = ""
-    for part, code in _split(text):
-        if code:
+    for number, part in enumerate(re.split(r"(`[^`]+`)", text)):
+        if number % 2:  # code
             marked += f"<code>{escape(part[1:-1])}</code>"
         else:
             strong = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", escape(part))
             # No product of numbers is emphasis.
             marked += re.sub(r"(?<![\w*])\*(?=[^\s*])([^*]+)(?<=\S)\*(?![\w*])", r"<em>\1</em>", strong)
     return marked
-
-
-def _split(text: str) -> Iterator[tuple[str, bool]]:
-    for number, part in enumerate(re.split(r"(`[^`]+`)", text)):
-        yield part, number % 2 == 1
 
 
 def _table(caption: str, table: pd.DataFrame) -> str:
@@ -267,4 +263,4 @@ def _plain(text: str) -> str:
 
 def _without_tags(text: str) -> str:
     """Keep a paragraph that is Markdown already from opening an HTML element; it may be bold."""
-    return "".join(part if code else part.replace("<", "&lt;") for part, code in _split(text))
+    return re.sub(r"`[^`]+`|<", lambda found: "&lt;" if found[0] == "<" else found[0], text)

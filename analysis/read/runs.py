@@ -194,8 +194,10 @@ class Run:
 
     def shared_at_rejections(self) -> list[float]:
         """Read the mass that drafter and target share at the position of every rejection that wrote it down."""
-        table = pq.read_table(self.fetch("rounds.parquet"), columns=["rejected", "beta"])
-        return [beta[-1] for beta in table.filter(table["rejected"])["beta"].to_pylist() if beta]
+        own = [("method", "in", self._methods)] if self.method or self.beside else []
+        rejected = [("rejected", "=", True), *own]
+        table = pq.read_table(self.fetch("rounds.parquet"), columns=["beta"], filters=rejected)
+        return [beta[-1] for beta in table["beta"].to_pylist() if beta]
 
     def arms(self) -> Arms:
         """Return what statistics count of the rounds, by arm, read when asked for; nobody writes to these tables."""
@@ -276,10 +278,6 @@ class Run:
             if not isinstance(environment.get(name) or {}, dict):
                 raise UsageError(f"{self.fetch('environment.json')}: {name} is no object: {_COPY}.")
         return environment
-
-    def interval(self, metric: str) -> Interval:
-        """Return a logged metric with its bounds, NaN for what the run did not log."""
-        return Interval.from_metrics(self.metrics, metric)
 
     def lines(self, quantity: str = "tokens_per_round") -> dict[str, dict[int, float]]:
         """Return the models' curves of `tokens_per_round` or `speedup` by model, without the measured one."""

@@ -63,14 +63,12 @@ def alpha_table(runs: Iterable[Run]) -> pd.DataFrame:
         setting = f"{model} on {run.params.get('prompts.name', 'unknown prompts')}, {hardware}"
         key = (setting, run.drafter_name, float(run.params.get("sampling.temperature", nan)))
         if key not in lines and "alpha.text" in run.metrics:
-            alpha = run.interval("alpha.text")
+            alpha = Interval.from_metrics(run.metrics, "alpha.text")
             own = run.generations().loc[lambda lines: lines["method"] == BASELINE]
             size = int(own["tokens"].sum()), int(own["prompt"].nunique())
             lines[key] = (*key, alpha.estimate, alpha.low, alpha.high, *size)
-    table = pd.DataFrame(list(lines.values()), columns=list(COLUMNS))
-    ranked = table.assign(rank=table["drafter"].map(_rank))
-    order = ["setting", "rank", "drafter", "temperature"]
-    return ranked.sort_values(order, ignore_index=True).drop(columns="rank")
+    ordered = sorted(lines, key=lambda key: (key[0], _rank(key[1]), *key[1:]))
+    return pd.DataFrame([lines[key] for key in ordered], columns=list(COLUMNS))
 
 
 def _rank(drafter: str) -> int:
@@ -82,10 +80,8 @@ def _rank(drafter: str) -> int:
 @style.in_style
 def alpha_figure(table: pd.DataFrame, title: str, caption: str = "") -> Figure:
     """Draw the alphas of one setting (drafter, temperature, alpha) with their intervals if any (ci_low, ci_high); a
-    line per drafter, a marker per temperature. ValueError for an empty table.
+    line per drafter, a marker per temperature.
     """
-    if table.empty:
-        raise ValueError("there is no alpha to draw")
     drafters = list(dict.fromkeys(table["drafter"]))
     figure, axes = style.new_figure(title, caption, height=2.3 + 0.45 * len(drafters))
     temperatures = sorted(table["temperature"].unique())

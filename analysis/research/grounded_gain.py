@@ -25,13 +25,13 @@ def gain_section(run: Run) -> Section:
     """Return the drafters of the session side by side, behind a sentence that sets the paper's ratio beside ours.
     UsageError if the run is not one with drafter grounded and medusa beside it.
     """
-    ratio = run.interval("drafter/medusa/speedup.ratio")
+    ratio = Interval.from_metrics(run.metrics, "drafter/medusa/speedup.ratio")
     if run.params.get("drafter.name") != "grounded" or "medusa" not in run.beside:
         raise UsageError(
             f"{run.source} did not decode with grounded and independent heads in one session: "
             "`python -m specdec.run +experiment=grounded_bars` does."
         )
-    tokens = run.interval("drafter/medusa/tokens_per_round.difference")
+    tokens = Interval.from_metrics(run.metrics, "drafter/medusa/tokens_per_round.difference")
     side = drafters_section(run)
     answer = (
         f"Grounded heads are {ratio:.2f} times as fast as independent ones on {run.setting}, and commit {tokens:+.2f} "

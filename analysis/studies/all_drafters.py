@@ -9,6 +9,7 @@ import pandas as pd
 from ..comparisons import finite
 from ..figures import style
 from ..findings.leaderboard import BASELINE_SUMS, OWN_SUMS, QUANTITIES, ScoredArms, leaderboard_figure, score
+from ..intervals import Interval
 from ..papers.paper_tables import load_published
 from ..sections import About, Findings, Section, Tables, counted, register
 
@@ -78,14 +79,14 @@ def _compared(setting: str, scores: ScoredArms, arms: pd.DataFrame, outcomes: pd
         paying = f"{sum(each.low > 1 for each in intervals)} of {counted(len(intervals), 'drafter')} pay beyond chance"
         pays = paying + (f"; slower than no drafter: {', '.join(loses)}." if loses else ".")
     order = scores.order("speedup")
-    shares = np.nan_to_num(scores.rank_shares("speedup"))  # of replicates in which an arm holds a rank
+    shares = scores.rank_shares("speedup")  # of replicates in which an arm holds a rank
     ranked = arms.iloc[order]
     shown = {
         "rank": [str(rank) for rank in range(1, len(order) + 1)],
         "drafter": ranked["drafter"].tolist(),
         "structure": ranked["structure"].tolist(),
         "speedup": [f"{intervals[place]:.2f}" for place in order],
-        "held by": [f"{shares[place, rank]:.0%}" for rank, place in enumerate(order)],
+        "held by": [f"{Interval(shares[place, rank]):.0%}" for rank, place in enumerate(order)],
         "tokens per round": [f"{scores.interval('tokens_per_round', place):.2f}" for place in order],
         "nodes per round": ranked["nodes_per_round"].map("{:.1f}".format).tolist(),
     }

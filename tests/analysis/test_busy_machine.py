@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from fixtures.rounds_tables import build_rounds
 
-from specdec.analysis.account.run_account import account_of
+from specdec.analysis.account.run_account import account_sums
 from specdec.analysis.busy_machine import BusyMachine, undisturbed, undisturbed_prefills
 from specdec.analysis.findings.run_findings import run_findings
 from specdec.analysis.read.runs import open_folder
@@ -114,7 +114,7 @@ def test_a_busy_run_has_the_figures_of_a_quiet_one_and_says_so(slow_run, quiet, 
             assert busy.metrics[name] == pytest.approx(value, rel=1e-6), name
     assert busy.reasons[0].startswith("The machine was busy with other work for 9") and busy.closing[0] in busy.reasons
     assert not quiet.reasons or "machine" not in quiet.reasons[0]
-    account, raw = account_of(run), run.rounds()
+    account, raw = account_sums(run).account(), run.rounds()
     seconds = raw.groupby(["method", "gamma"])[["round_s", "committed"]].sum()
     plain, ours = seconds.loc["baseline", 0], seconds.loc["ngram", run.primary_gamma]
     by_clock = plain["round_s"] / plain["committed"] / (ours["round_s"] / ours["committed"])

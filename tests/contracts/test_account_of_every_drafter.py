@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from fixtures.small_parts import composed
 
-from specdec.analysis.account.run_account import account_of, account_sums
+from specdec.analysis.account.run_account import account_sums
 from specdec.analysis.read.runs import Run, open_folder
 from specdec.drafters import drafters
 from specdec.plan.plan import plan
@@ -50,7 +50,7 @@ def closes_everywhere(made: Run) -> None:
     """The account that was logged is made again; it closes, and so does that of each category and prompt."""
     logged = made.account()
     for gamma, item in logged["gammas"].items():
-        rebuilt = account_of(made, int(gamma))
+        rebuilt = account_sums(made).work.sums(int(gamma), made.replicates).account()
         assert rebuilt.alpha == pytest.approx(logged["alpha"], abs=1e-9)
         assert rebuilt.factors == pytest.approx(item["factors"], abs=1e-9, rel=1e-9)
         assert rebuilt.time == pytest.approx(item["time"], abs=1e-9, rel=1e-9)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.account.account_sections import account_sections
-from specdec.analysis.account.run_account import account_of, account_sums
+from specdec.analysis.account.run_account import account_sums
 from specdec.errors import UsageError
 
 
@@ -55,7 +55,7 @@ def test_groups_have_their_own_alpha_and_close(run):
     silent = account_sums(run).by("prompt")[-1]
     factors = silent.factors
     assert silent.group == "p7" and not silent.own_alpha
-    assert silent.alpha == pytest.approx(account_of(run).alpha)
+    assert silent.alpha == pytest.approx(account_sums(run).account().alpha)
     assert factors["offered"] == pytest.approx(1 / factors["omega"])
     assert not any(interval.known for interval in silent.intervals.values())  # one prompt
     main, category, prompts = sections = account_sections(run)
@@ -69,7 +69,7 @@ def test_groups_have_their_own_alpha_and_close(run):
 
 
 def test_only_the_replay_of_this_gammas_own_texts_counts(run):
-    alone = account_of(run)
+    alone = account_sums(run).account()
     assert alone.factors["drift"] == pytest.approx(1)  # the run's replay expects the rounds that were measured
 
     def with_others(table):
@@ -77,12 +77,12 @@ def test_only_the_replay_of_this_gammas_own_texts_counts(run):
         return pd.concat([table, along_baseline, table.assign(gamma=2, rounds=7.0)])
 
     rewrite(run, "replay", with_others)
-    assert account_of(run).factors == alone.factors
+    assert account_sums(run).account().factors == alone.factors
 
 
 def test_t1_is_the_mean_call_of_the_baseline_of_the_run_and_of_each_group(run):
-    assert account_of(run).t1_s == pytest.approx(0.02)
-    assert account_of(run).factors["baseline"] == pytest.approx(21 / 20)
+    assert account_sums(run).account().t1_s == pytest.approx(0.02)
+    assert account_sums(run).account().factors["baseline"] == pytest.approx(21 / 20)
 
     def slower(table):
         prose = (table["method"] == "baseline") & (table["category"] == "prose")
@@ -91,12 +91,10 @@ def test_t1_is_the_mean_call_of_the_baseline_of_the_run_and_of_each_group(run):
     rewrite(run, "rounds", slower)
     code, prose = account_sums(run).by("category")
     assert (code.t1_s, prose.t1_s) == (pytest.approx(0.02), pytest.approx(0.0205))
-    assert code.t1_s < account_of(run).t1_s < prose.t1_s
+    assert code.t1_s < account_sums(run).account().t1_s < prose.t1_s
 
 
 def test_bad_input_is_one_sentence(run):
-    with pytest.raises(UsageError, match=r"run0 did not measure gamma 7, only 3\.$"):
-        account_of(run, 7)
     rewrite(run, "rounds", lambda table: table[table["method"] != "baseline"])
     with pytest.raises(UsageError, match="run0 has no account: one cell with a baseline"):
-        account_of(run)
+        account_sums(run)

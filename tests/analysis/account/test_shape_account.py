@@ -10,6 +10,7 @@ SHAPES = {
     "chain": {"structure__gamma": "4"},
     "rows": {"structure__gamma": "", "structure__k": "2", "structure__w": "4"},
     "tree": {"structure__gamma": "", "structure__nodes": "8"},
+    "dynamic": {"structure__gamma": "", "structure__nodes": "24"},
 }
 
 PLAIN = {"draft_s": 0.0, "verify_s": 0.009, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.010}
@@ -60,6 +61,7 @@ def test_a_gain_that_stays_and_a_slower_minute(make_run):
     # The tree's run found the machine half as fast, baseline included: in plain steps that is no difference.
     runs = [make_run("chain", 1, 0.010), make_run("tree", 3, 0.010, draft_s=0.004, slow=2.0)]
     found, text = compare_shapes(runs), shape_section(runs).text[0]
+    assert "The dynamic of 24 yields +100" in shape_section([runs[0], make_run("dynamic", 3, 0.01)]).text[0]
     assert found.column("tokens").tolist() == [2, 4] and found.column("round") == pytest.approx([1.2, 1.5])
     assert text.startswith("The tree of 8 yields +100.0%")
     assert (

@@ -13,7 +13,7 @@ from fixtures.rounds_tables import build_generations, build_rounds, simulate
 
 from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.acceptance.prediction_section import held_out
-from specdec.analysis.account.run_account import SharedWork, account_of
+from specdec.analysis.account.run_account import SharedWork, account_sums
 from specdec.analysis.findings.leaderboard import open_arms
 from specdec.analysis.findings.run_metrics import (
     AGAINST_ORIGINAL,
@@ -320,7 +320,7 @@ def test_the_original_model_adds_its_own_figures_and_changes_no_other(stored_run
     runs = [stored_run(rounds, tables=empty, **settings) for rounds, _ in (both, without)]
     (arm,), (other,) = (list(open_arms(run).values()) for run in runs)
     pd.testing.assert_frame_equal(arm.sums, other.sums)
-    assert account_of(runs[0]) == account_of(runs[1])
+    assert account_sums(runs[0]).account() == account_sums(runs[1]).account()
     texts = [[section.text for section in model_sections(run)] for run in runs]
     assert texts[0] == texts[1]
 

@@ -172,10 +172,15 @@ def test_several_drafters_are_ranked_and_their_outputs_counted_together():
 def test_rejections_without_a_residual_are_counted(make_rounds, stored_run):
     rounds = make_rounds({"a": [0, 1, 2]}, 2).assign(beta=[[1.0], [0.4, 1.0 - 1e-8], [0.9, 0.9]])
 
-    def notes(greedy: bool) -> list[str]:
+    def notes(greedy: bool, **params: str) -> list[str]:
         run = measured(0, 0, metrics={}, greedy=greedy)
-        return run_notes(stored_run(rounds), run, {"skipped": {}, "count": 9})
+        return run_notes(stored_run(both, "mixed", **params), run, {"skipped": {}, "count": 9})
 
+    both = pd.concat([rounds, rounds.assign(method="suffix", beta=[[0.1]] * 3)], ignore_index=True)
+    several = {"measurement__drafters": "[suffix]", "measurement__drafter_settings__suffix__drafter__name": "suffix"}
+    (note,) = notes(False, drafter__name=rounds["method"][0], **several)
+    assert note.startswith("Rounding: 2 of 2 rejections fell where drafter and target agree")
+    both = rounds
     (note,) = notes(greedy=False)
     assert note.startswith("Rounding: 2 of 2 rejections fell where drafter and target agree")
     assert not notes(greedy=True)

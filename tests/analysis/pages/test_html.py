@@ -142,7 +142,10 @@ def test_points_and_bars_have_tooltips_without_a_script_and_heat_maps_are_let_th
         for bar in axes.bar([1, 2], [1, 2]):
             style.tip(bar, "a bar")
         axes.imshow(np.eye(3))
-    (path, _) = write_report(tmp_path, "Title", [Chapter("One", (Section("Map", figures=(("map", drawn),)),))])
+    names = ("map", "map_2_2", "map_2", "map")
+    section = Section("Map", figures=tuple((name, drawn) for name in names))
+    (path, _) = write_report(tmp_path, "Title", [Chapter("One", (section,))])
+    assert len(list((tmp_path / FIGURES).iterdir())) == len(names)
     html = path.read_text("utf-8")
     for text in (html, (tmp_path / FIGURES / "01-01-map.svg").read_text("utf-8")):
         titles = re.findall(r"<title>([^<]*)</title>", text)

@@ -85,8 +85,9 @@ def test_a_prompt_is_compared_with_its_own_baseline():
 
 
 def test_one_prompt_says_nothing_about_chance():
-    leads, *_ = findings("all_drafters", tables(prompts=1), ABOUT).sections[0].text
-    assert leads.endswith("1 prompt is too few for a verdict, which needs 5.")
+    section = findings("all_drafters", tables(prompts=1), ABOUT).sections[0]
+    assert section.text[0].endswith("1 prompt is too few for a verdict, which needs 5.")
+    assert set(section.tables[0][1]["held by"]) == {"–"}
 
 
 def test_nothing_beats_a_place_of_the_frontier_and_names_do_not_cover_each_other():
