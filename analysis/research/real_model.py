@@ -155,7 +155,7 @@ def formula_section(along: Sequence[Measured], decoded: Sequence[Measured]) -> S
             f"Of the speedup that the formula promises, {part} is measured in "
             f"{counted(len(share), 'session')} of a drafter. What takes most of it: {why}.",
         )
-    text = (*text, *_time_taken(known))
+    text = (*text, *_time_taken(known, at_once=2))
     return Section(title, text, errors.tables, (("real_formula", _curves(known)),))
 
 
@@ -310,14 +310,17 @@ def _before_faster_calls(lines: Sequence[Measured]) -> str:
     )
 
 
-def _time_taken(lines: Sequence[Measured]) -> tuple[str, ...]:
-    """Return a sentence on how long the sessions of a part took that wrote it down; none without such."""
+def _time_taken(lines: Sequence[Measured], at_once: int = 1) -> tuple[str, ...]:
+    """Return a sentence on how long the sessions of a part took that wrote it down, so many of which ran at a time;
+    none without such.
+    """
     minutes = {(_where(line), line.get("date"), line.get("minutes")) for line in lines}
     known = [taken for *_, taken in minutes if taken is not None]
     if not known:
         return ()
     of = f"{len(known)} of its {counted(len(minutes), 'session')}"
-    return (f"The benchmark wrote down how long {of} took: {sum(known) / 60:.1f} hours together.",)
+    hours = f"{sum(known) / 60 / at_once:.1f} hours together" + (f", {at_once} at a time" if at_once > 1 else "")
+    return (f"The benchmark wrote down how long {of} took: {hours}.",)
 
 
 def _interval(values: Sequence[float | None]) -> Interval:

@@ -104,6 +104,8 @@ def test_the_hours_of_sessions_are_said_of_those_that_wrote_them_down(sections):
     assert pays.text[-1].endswith("how long 2 of its 2 sessions took: 1.5 hours together.")
     pays, *_ = sections(*first, timed("humaneval", "ngram", {"4": 1.5}))
     assert pays.text[-1].endswith("how long 1 of its 2 sessions took: 0.5 hours together.")
+    _, formula, *_ = sections({**walked([[0.0, 0.0, 0.0]] * 3), "date": "2026-11-29", "minutes": 60.0})
+    assert formula.text[-1].endswith("how long 1 of its 1 session took: 0.5 hours together, 2 at a time.")
 
 
 def test_a_searched_tree_is_told_of_or_that_none_was_predicted_to_pay(sections):
