@@ -81,7 +81,6 @@ class Interval:
     estimate: float
     low: float = nan
     high: float = nan
-    level: float = LEVEL
     prompts: int = 0  # prompts that it rests on; 0 of a number that no prompts bound, or that were not counted
 
     @classmethod

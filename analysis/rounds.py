@@ -86,15 +86,11 @@ def numbered(table: pd.DataFrame, columns: Sequence[str] = GENERATION) -> np.nda
     """Return a number [R] for each line, equal where these columns are and ordered as they are."""
     number, size = np.zeros(len(table), dtype=np.int64), 1
     for column in columns:
-        values = table[column]
-        if isinstance(values.dtype, pd.CategoricalDtype):
-            codes, count = values.cat.codes.to_numpy(), len(values.cat.categories)
-        else:
-            codes, distinct = pd.factorize(values, sort=True)
-            count = len(distinct)
-        size *= max(1, count)
-        number *= max(1, count)
-        number += codes
+        values = table[column].astype("category").cat  # codes in the order of the values
+        count = max(1, len(values.categories))
+        size *= count
+        number *= count
+        number += values.codes.to_numpy()
     return number.astype(np.int32) if size < 1 << 31 else number
 
 
@@ -222,11 +218,9 @@ class Arms(Lazy[Arm]):
 
     def by_gamma(self) -> Mapping[int, pd.DataFrame]:
         """Return the rounds with a drafter at each gamma, the smallest first."""
-        keys: dict[int, list[Arm]] = {}
-        for method, gamma in self:
-            if method not in PLAIN:
-                keys.setdefault(gamma, []).append((method, gamma))
-        return Lazy({gamma: partial(self._joined, keys[gamma]) for gamma in sorted(keys)})
+        keys = [key for key in self if key[0] not in PLAIN]
+        gammas = sorted({gamma for _, gamma in keys})
+        return Lazy({gamma: partial(self._joined, [key for key in keys if key[1] == gamma]) for gamma in gammas})
 
     def _joined(self, keys: Sequence[Arm]) -> pd.DataFrame:
         return self[keys[0]] if len(keys) == 1 else pd.concat([self[key] for key in keys])

@@ -47,7 +47,8 @@ run_figures.expected_tokens()
 
 # %%
 printed = paper_tables.load_published(published_csv)
-notebook.show(*paper_sections.paper_sections(printed))
+checks = paper_sections.paper_sections(printed)
+notebook.show(*checks)
 
 # %% [markdown]
 # ## What the papers claim, and what is found here
@@ -63,4 +64,5 @@ notebook.show(claimed)
 # ## Answer
 
 # %%
-Markdown(f"{paper_sections.paper_answer(printed)}\n- {claimed.text[0]}")
+table_1 = paper_tables.table_1_in_words(paper_tables.leviathan_table_1(printed))
+Markdown(f"- {table_1}\n{notebook.firsts(*checks, claimed)}")

@@ -30,7 +30,7 @@
 from IPython.display import Markdown
 
 from specdec.analysis.pages import notebook
-from specdec.analysis.research.gpu_limit import answer, read_gpu
+from specdec.analysis.research.gpu_limit import read_gpu
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # of the other notebooks; this one reads a file of the repository
@@ -48,4 +48,4 @@ notebook.show(*sections)
 # ## Answer
 
 # %%
-Markdown(f"{answer(sections)}\n\n{measurement.origin}")
+Markdown(f"{notebook.firsts(*sections)}\n\n{measurement.origin}")

@@ -8,7 +8,6 @@ suite as its test. Imports stay light, so that a bad name is answered at once.
 import argparse
 import keyword
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
@@ -99,8 +98,9 @@ def write_package(kind: str, name: str, folder: Path) -> list[Path]:
     return [folder / path for path in files]
 
 
-def new(arguments: Sequence[str]) -> None:
-    """Write a package, and say what comes next. UsageError: see `write_package`; a bad command line."""
+@told_faults()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write a package, and say what comes next: the console entry point. See `write_package` for what is refused."""
     options = parser().parse_args(arguments)
     folder = options.folder or Path(f"specdec-{options.name.replace('_', '-')}")
     for path in write_package(options.kind, options.name, folder):
@@ -111,12 +111,6 @@ def new(arguments: Sequence[str]) -> None:
         f"  cd {folder} && pip install -e '.[test]' && python -m pytest\n"
         f"  python -m specdec.run {part.use.format(options.name)}"
     )
-
-
-def main() -> None:
-    """Run the command: the console entry point."""
-    with told_faults():
-        new(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ No Hydra task: nothing is configured, nothing is run. Imports stay light, so `--
 """
 
 import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from specdec.commands.failures import OneSentence, told_faults
@@ -26,9 +24,11 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def sync(arguments: Sequence[str]) -> None:
-    """Upload what is missing, and print a line for each folder that was not complete."""
-    options = parser().parse_args(arguments)
+@told_faults()
+@interruptible()
+def main() -> None:
+    """Upload what is missing, and print a line for each folder that was not complete: the console entry point."""
+    options = parser().parse_args()
     folders = run_folders(options.folders) if options.folders else logged_folders([Path("outputs"), Path("multirun")])
     complete, others = 0, 0
     for each in upload(folders, options.tracking_uri, options.experiment):
@@ -39,12 +39,6 @@ def sync(arguments: Sequence[str]) -> None:
         said = "still running, left alone" if each.done == "running" else f"uploaded to {each.store}, run {each.run_id}"
         print(f"{each.folder}: {said}", flush=True)
     print(f"{complete} of {complete + others} runs were complete already.")
-
-
-def main() -> None:
-    """Run the command: the console entry point."""
-    with told_faults(), interruptible():
-        sync(sys.argv[1:])
 
 
 if __name__ == "__main__":

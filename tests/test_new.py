@@ -12,7 +12,6 @@ from fixtures.suite_outcomes import failures
 
 from specdec import new, plugins, run
 from specdec.analysis import own_metrics
-from specdec.commands.failures import told_faults
 from specdec.drafters import drafters
 from specdec.plan.compositions import composed_parts
 from specdec.prompts import prompts
@@ -156,14 +155,14 @@ def test_the_code_of_a_plugin_is_told_by_its_hash(installed):
     ],
 )
 def test_bad_input_is_one_sentence_and_code_2(capsys, arguments, says):
-    with pytest.raises(SystemExit) as ended, told_faults():
-        new.new(arguments)
+    with pytest.raises(SystemExit) as ended:
+        new.main(arguments)
     error = capsys.readouterr().err
     assert ended.value.code == 2 and says in error and error.count("\n") == 1
 
 
 def test_the_command_says_what_comes_next(capsys, tmp_path):
-    new.new(["drafter", "a_new_one", "--folder", str(tmp_path / "here")])
+    new.main(["drafter", "a_new_one", "--folder", str(tmp_path / "here")])
     output = capsys.readouterr().out
     assert "Fill in `propose`" in output and "+drafter=a_new_one" in output
     assert (tmp_path / "here" / "specdec_a_new_one" / "conf" / "drafter" / "a_new_one.yaml").is_file()

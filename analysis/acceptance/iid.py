@@ -111,32 +111,22 @@ def memory(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> Iid
     A last round that was cut is left out, and so are rounds without a proposal: they would show when the drafter is
     silent, and not how acceptance behaves.
     """
-    pairs, observed, mean, constant = 0, 0.0, 0.0, True
-    generator = np.random.default_rng(seed)
-    permuted = np.zeros(permutations)
-    sequences, variance = accepted_sequences(rounds), 0.0
-    many = sum(len(accepted) - 1 for _, accepted in sequences) >= MANY_PAIRS
-    for _, accepted in sequences:
-        deviation = accepted - accepted.mean()
-        if len(deviation) < 2:
-            continue
-        pairs += len(deviation) - 1
-        observed += float(deviation[1:] @ deviation[:-1])
-        mean -= float(deviation @ deviation) / len(deviation)
-        constant = constant and not deviation.any()
-        variance += _permutation_variance(deviation)
-        if many:
-            continue
+    sequences = [accepted - accepted.mean() for _, accepted in accepted_sequences(rounds) if len(accepted) > 1]
+    pairs = sum(map(len, sequences)) - len(sequences)
+    observed = sum(float(deviation[1:] @ deviation[:-1]) for deviation in sequences)
+    mean = -sum(float(deviation @ deviation) / len(deviation) for deviation in sequences)
+    if not any(deviation.any() for deviation in sequences):
+        return IidTest(nan, nan, pairs, "no generation has two rounds that differ in accepted tokens")
+    if pairs >= MANY_PAIRS:
+        z = abs(observed - mean) / np.sqrt(sum(map(_permutation_variance, sequences)))
+        return IidTest(observed, float(2 * stats.norm.sf(z)), pairs)
+    generator, permuted = np.random.default_rng(seed), np.zeros(permutations)
+    for deviation in sequences:
         at_once = max(1, PERMUTED // len(deviation))
         for start in range(0, permutations, at_once):
             copies = np.tile(deviation, (min(at_once, permutations - start), 1))
             shuffled = generator.permuted(copies, axis=1, out=copies)
             permuted[start : start + at_once] += np.einsum("pi,pi->p", shuffled[:, 1:], shuffled[:, :-1])
-    if constant:
-        return IidTest(nan, nan, pairs, "no generation has two rounds that differ in accepted tokens")
-    if many:
-        z = abs(observed - mean) / np.sqrt(variance)
-        return IidTest(observed, float(2 * stats.norm.sf(z)), pairs)
     distance = abs(observed - mean) - 1e-9  # equal statistics may differ by rounding
     extreme = int((np.abs(permuted - mean) >= distance).sum())
     return IidTest(observed, (1 + extreme) / (1 + permutations), pairs)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..figures import pictures, style
-from ..intervals import Interval, too_few
+from ..intervals import LEVEL, Interval, too_few
 from ..read.runs import Run
 from ..sections import Section, counted
 from .gap_account import EXACT, TIMED, Account
@@ -67,7 +67,7 @@ def group_table(groups: Sequence[Account], by: str) -> pd.DataFrame:
             "alpha": group.alpha if group.own_alpha else nan,
             **group.factors,
             "speedup": group.intervals["speedup"],
-            "costs most": losses(group).largest or "none",
+            "costs most": losses(group)[0] or "none",
         }
         for group in groups
     ]
@@ -220,11 +220,10 @@ def _label(axes: Axes, place: int, text: str, weight: str = "normal") -> None:
 
 def _caption(account: Account) -> str:
     drawn = [account.intervals[name] for name in (*account.factors, "speedup")]
-    known = [interval for interval in drawn if interval.known]
     sure = "no intervals"
-    if known:
+    if any(interval.known for interval in drawn):
         which = "of each factor" if account.intervals["speedup"].known else "of factors that are no times"
-        sure = f"whiskers: {known[0].level:.0%} prompt-bootstrap intervals {which}; pale: the interval contains 1"
+        sure = f"whiskers: {LEVEL:.0%} prompt-bootstrap intervals {which}; pale: the interval contains 1"
     prompts = counted(account.prompts, "prompt")
     g, v, o = (account.time[name] for name in ("g", "v", "o"))
     return (

@@ -5,8 +5,6 @@ the text (Leviathan et al. 2023, equation 1). Its error is what it says over wha
 resampled together, prompt by prompt: an interval of the measured value alone leaves out that alpha varies with it.
 """
 
-from typing import NamedTuple
-
 import pandas as pd
 
 from ..comparisons import interval
@@ -152,23 +150,18 @@ def causes(account: Account) -> dict[str, Interval]:
     return factors | ({"loop": account.intervals["loop"]} if set(_NETTED) & set(account.factors) else {})
 
 
-class Losses(NamedTuple):
-    """The largest losses among the `causes` of an account, by name."""
-
-    largest: str  # "" where no factor is below 1
-    surest: str  # the largest whose interval leaves out 1; the largest of all where it has no interval
-
-
-def losses(account: Account) -> Losses:
-    """Return what costs most, and what surely does."""
+def losses(account: Account) -> tuple[str, str]:
+    """Return the names of what costs most among the `causes`, "" where no factor is below 1, and of what surely does:
+    the largest loss whose interval leaves out 1, or the largest of all where it has no interval.
+    """
     factors = causes(account)
     largest = min(factors, key=lambda name: factors[name].estimate, default="")
     if not largest or factors[largest].estimate >= 1 - EXACT:
-        return Losses("", "")
+        return "", ""
     if not factors[largest].contains(1.0):
-        return Losses(largest, largest)
+        return largest, largest
     sure = [name for name, value in factors.items() if value.contains(1.0) is False and value.estimate < 1]
-    return Losses(largest, min(sure, key=lambda name: factors[name].estimate, default=""))
+    return largest, min(sure, key=lambda name: factors[name].estimate, default="")
 
 
 def verdict(account: Account, simulated: bool = False, noise: float = 0.0, refuted: bool = False) -> str:

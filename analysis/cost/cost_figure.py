@@ -3,7 +3,6 @@
 from math import nan
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from specdec.theory.roofline import call_flops
@@ -24,7 +23,11 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
     model, middle, table = report.model, report.context, report.table
     largest = int(table["rows"].max())
     n = np.arange(1, largest + 1)
-    held = {int(context): _held(cells, n) for context, cells in table.assign(holds=report.holds).groupby("context")}
+    # The fit is drawn at each of `n` [N] that has measured sizes on both sides at which it holds.
+    held = {
+        int(context): np.interp(n, cells["rows"], cells["holds"].astype(float), left=0, right=0) == 1
+        for context, cells in table.assign(holds=report.holds).groupby("context")
+    }
     ridge = model.ridge(middle)
     if ridge is not None and not (1 <= ridge <= largest and held[middle][round(ridge) - 1]):
         ridge = None
@@ -63,14 +66,6 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
     axes.set_xticks([1, *range(max(step, 2), largest + 1, step)])
     style.legend_above(axes, 3)
     return figure
-
-
-def _held(cells: pd.DataFrame, n: np.ndarray) -> np.ndarray:
-    """Return for each of `n` [N] whether the fit is drawn there: it holds at the measured sizes on both sides."""
-    rows, holds = cells["rows"].to_numpy(), cells["holds"].to_numpy()
-    below = np.searchsorted(rows, n, side="right") - 1
-    above = np.minimum(np.searchsorted(rows, n, side="left"), len(rows) - 1)
-    return holds[np.maximum(below, 0)] & holds[above] & (n >= rows[0]) & (n <= rows[-1])
 
 
 def _caption(report: CostReport, ridge: float | None) -> str:

@@ -269,7 +269,7 @@ def model_curves(
             lines = held_out.table[(held_out.table["model"] == "position") & (held_out.table["gamma"] == gamma)]
             for line in lines.itertuples():
                 bounds = (line.predicted_low, line.predicted_high)
-                modelled["position"] = Interval(line.predicted, *bounds, held_out.level, held_out.prompts)
+                modelled["position"] = Interval(line.predicted, *bounds, held_out.prompts)
         along = replay[(replay["kind"] == "baseline") & (replay["gamma"] == gamma)]
         if len(along) and not facts.simulated:  # recorded text is measured by its replay: no second opinion
             sums = along.groupby("prompt")[["tokens", "rounds"]].sum()

@@ -55,12 +55,10 @@ def run_chapters(
     a table of all, and of load tests. UsageError if a file and its baseline share no timed prompt.
     done: called after each run's.
     """
-    own: list[Run] = []
-    imports: list[Run] = []
-    loads: list[Run] = []
-    for run in runs:
-        kind = run.params.get("import.kind")
-        (own if kind is None else loads if kind == LOAD else imports).append(run)
+    kinds = [run.params.get("import.kind") for run in runs]
+    own = [run for run, kind in zip(runs, kinds, strict=True) if kind is None]
+    loads = [run for run, kind in zip(runs, kinds, strict=True) if kind == LOAD]
+    imports = [run for run, kind in zip(runs, kinds, strict=True) if kind not in (None, LOAD)]
     chapters: list[Chapter] = []
     for run in own:
         sections: list[Section] = []
@@ -91,11 +89,8 @@ def run_chapters(
 def _compared(runs: Sequence[Run], remarks: Sequence[str]) -> list[Chapter]:
     opened, left_out = open_each(runs)
     groups = comparable(opened)
-    boards: list[Section] = []
-    behind: list[Section] = []
-    for group in groups:
-        board, *others = _guarded(LEADERBOARD, partial(comparison_sections, group, groups))
-        boards, behind = [*boards, board], [*behind, *others]
+    made = [_guarded(LEADERBOARD, partial(comparison_sections, group, groups)) for group in groups]
+    boards, behind = [board for board, *_ in made], [section for _, *others in made for section in others]
     said = [*groups_in_words(groups), *left_out, *remarks]
     together = [("", runs)] if len(groups) < 2 else [(f": {group.heading}", group.runs) for group in groups]
     fastest = [

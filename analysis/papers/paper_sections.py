@@ -14,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 from ..figures import pictures, style
 from ..sections import Section, counted
 from . import paper_tables
-from .paper_tables import INPUTS, KEY, NO, YES, coverage, leviathan_table_1, printed_figures, table_1_in_words
+from .paper_tables import INPUTS, KEY, NO, YES, coverage, printed_figures
 
 SYSTEMS = {  # system: pattern of its drafters' names; Medusa's Table 3 names what each line adds ("plus ...")
     "Medusa": r"medusa|^plus ",
@@ -48,12 +48,6 @@ def paper_sections(published: pd.DataFrame) -> list[Section]:
     )
     covered = Section("What could be checked?", (text,), (("Printed tables and the checks that used them", table),))
     return [*sections, covered]
-
-
-def paper_answer(published: pd.DataFrame) -> str:
-    """Return the first sentences of all sections as a list in Markdown."""
-    points = [table_1_in_words(leviathan_table_1(published)), *(each.text[0] for each in paper_sections(published))]
-    return "\n".join(f"- {point}" for point in points)
 
 
 def _shown(table: pd.DataFrame, keep: str = "") -> pd.DataFrame:

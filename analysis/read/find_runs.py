@@ -130,12 +130,8 @@ def read_study(files: Mapping[str, Path], source: str) -> FinishedStudy:
 
 def finished_study(folder: Path | str) -> FinishedStudy:
     """Read a finished study from its output folder. UsageError if the folder holds no study."""
-    folder = Path(folder)
-    if not (folder / STUDY).is_file():
-        raise UsageError(
-            f"{folder} holds no study (study.json): `python -m specdec.run +experiment=ngrammys_grid` makes one."
-        )
-    return read_study({path.name: path for path in (folder / STUDY, *folder.glob("*.parquet"))}, str(folder))
+    files = (Path(folder) / STUDY, *Path(folder).glob("*.parquet"))
+    return read_study({path.name: path for path in files}, str(folder))
 
 
 def logged_study(tracking_uri: str, run_id: str) -> FinishedStudy:

@@ -70,8 +70,6 @@ class _ArmFile:
         if arm not in self._open:
             try:
                 self._open[arm] = self._read(arm)
-            except UsageError:
-                raise
             except (ValueError, OSError, TypeError, KeyError) as error:  # pages are read here, the footer before
                 raise UsageError(
                     f"{self._path} is a damaged Parquet table ({reason(error)}): copy it again, or run again."

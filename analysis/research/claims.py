@@ -502,7 +502,7 @@ def _medusa(basis: ClaimEvidence) -> Iterator[Claim]:
         command=f"{_command(session)}; {ABLATIONS}",
     )
 
-    trees = heads_tree.trees_of(heads_tree.load_trees())[heads_ablation.INDEPENDENT]
+    trees = heads_tree.load_trees()[heads_ablation.INDEPENDENT]
     sparse, dense = trees[f"{heads_tree.CHANCES} 64"], trees["product 4x4x4x4"]
     beyond = heads_ablation.difference(sparse, dense)
     yield claim(

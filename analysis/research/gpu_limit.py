@@ -3,7 +3,7 @@ adds to them, the forced oracle against its formula, and transformers beside our
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,20 +89,16 @@ def _correctness(title: str, part: Mapping[str, Any]) -> Section:
     return Section(title, text, tuple(tables))
 
 
-def calls_table(part: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the timed calls: milliseconds with quartiles, and how many times as long as reading the weights."""
+def _calls(title: str, part: Mapping[str, Any]) -> Section:
     rows = pd.DataFrame(part["rows"])
     limits = rows["model"].map({name: model["limit_s"] for name, model in part["models"].items()})
     table = rows[["model", "tokens", "how"]].copy()
     table[["ms", "low", "high"]] = rows[["median_s", "low_s", "high_s"]] * _MS
-    return table.assign(**{"x weights": rows["median_s"] / limits})
-
-
-def _calls(title: str, part: Mapping[str, Any]) -> Section:
-    table = calls_table(part)
-    text = []
+    table["x weights"] = rows["median_s"] / limits
+    text, figures = [], []
     for name, model in part["models"].items():
-        single = table[(table["model"] == name) & (table["tokens"] == 1)]
+        mine = table[table["model"] == name].rename(columns={"low": "ms_low", "high": "ms_high"})
+        single = mine[mine["tokens"] == 1]
         best = single.loc[single["ms"].idxmin()]
         eager = single[single["how"] == "eager"]["ms"].iloc[0]
         text.append(
@@ -111,14 +107,10 @@ def _calls(title: str, part: Mapping[str, Any]) -> Section:
             f"{part['bandwidth_bytes_per_s'] / _GB:.0f} GB/s; an eager call takes {eager / best['ms']:.1f} times as "
             "long as that call."
         )
-    figures = []
-    for name in part["models"]:
-        mine = table[table["model"] == name].rename(columns={"low": "ms_low", "high": "ms_high"})
         ways = enumerate(mine.groupby("how", sort=False))
-        lines = {str(how): pictures.over(rows, "tokens", "ms", style.look(place)) for place, (how, rows) in ways}
-        reading = float((mine["ms"] / mine["x weights"]).iloc[0])
+        lines = {str(how): pictures.over(timed, "tokens", "ms", style.look(place)) for place, (how, timed) in ways}
         figure = pictures.chart(
-            pictures.Panel("milliseconds", lines, level=(reading, "weights / bandwidth"), zero=True),
+            pictures.Panel("milliseconds", lines, level=(_MS * model["limit_s"], "weights / bandwidth"), zero=True),
             title=f"Calls of the {name}",
             caption="Medians with quartiles; dotted: reading the weights once.",
             xlabel="tokens of the call",
@@ -199,8 +191,3 @@ PARTS: dict[str, tuple[str, Callable[[str, Mapping[str, Any]], Section]]] = {
     "memory": ("What does it take in memory?", _memory),
 }
 """The parts of the measurement: the title of each, and what reads it."""
-
-
-def answer(sections: Sequence[Section]) -> str:
-    """Return the first sentence of each section, under its question: Markdown."""
-    return "\n".join(f"- **{section.title}** {section.text[0]}" for section in sections)

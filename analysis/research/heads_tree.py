@@ -2,7 +2,7 @@
 `results/heads_tree.json`, which holds counts of every prompt, so that each figure is made anew.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +11,7 @@ from specdec.errors import UsageError
 
 from ..sections import Section, counted
 from .committed import RESULTS, Measured, load_figures
-from .heads_ablation import difference, prompt_counts, tokens_per_round
+from .heads_ablation import difference, tokens_per_round
 
 RESULT = RESULTS / "heads_tree.json"
 DRAWN, CHANCES, JOINT, CARTESIAN = "drawn by hand", "found by chances", "found jointly", "product"
@@ -20,36 +20,27 @@ PUBLISHED = "Medusa (2401.10774, section 3.3.1) found a sparse tree of 64 nodes 
 OWN = f"{JOINT}, own"
 
 
-def load_trees(path: Path | str = RESULT) -> list[Measured]:
-    """Return the entries of a result file: one for each kind of heads and tree, and one with the counts of each kind.
-    UsageError as of `load_figures`.
+def load_trees(path: Path | str = RESULT) -> dict[str, dict[str, Measured]]:
+    """Return the entries of a result file by kind of heads and shape: the trees, and under `ACCURACY` the counts that
+    they were found by. UsageError as of `load_figures`.
     """
+    kinds: dict[str, dict[str, Measured]] = {}
     with load_figures(path, "test_heads_tree", "trees of heads", "trees of heads") as entries:
-        for trees in trees_of(entries).values():
-            for tree in trees.values():
-                prompt_counts(tree)
-    return entries
-
-
-def trees_of(entries: Sequence[Measured]) -> dict[str, dict[str, Measured]]:
-    """Return the entries of trees by kind of heads and shape."""
-    trees: dict[str, dict[str, Measured]] = {}
-    for entry in entries:
-        if entry["shape"] != ACCURACY:
-            trees.setdefault(entry["heads"], {})[entry["shape"]] = entry
-    return trees
+        for entry in entries:
+            kinds.setdefault(entry["heads"], {})[entry["shape"]] = entry
+    return kinds
 
 
 def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
     """Return the section on trees of heads; where there is no result yet, one that says what makes it."""
     title = "Which tree for heads"
     try:
-        entries = load_trees(path)
+        kinds = load_trees(path)
     except UsageError as error:
         return (Section(title, (str(error),)),)
-    searched = next(entry for entry in entries if entry["shape"] == ACCURACY)
     drawn_by_hand, products, lines = [], [], []
-    for heads, trees in trees_of(entries).items():
+    for heads, trees in kinds.items():
+        searched = trees.pop(ACCURACY)  # on the same prompts for all kinds of heads
         joint, drawn = trees[JOINT], trees[DRAWN]
         judged = counted(len(joint["by_prompt"]["prompts"]), "prompt")  # the same for all kinds of heads
         beyond = {shape: f"{difference(trees[shape], drawn):+.3f}" for shape in (JOINT, CHANCES, OWN)}

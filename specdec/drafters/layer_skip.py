@@ -158,9 +158,6 @@ def kept_search(config: LayerSkipConfig, target: Causal) -> SkippedParts:
     found if it is not there. Raises UsageError: see `CalibrationText`, `search` and `made_once`.
     """
     calibration = CalibrationText(config, target)
-    make = partial(search, calibration, config.units, config.evaluations)
-    if config.cache_dir is None:
-        return make()
     about = {"format": _FORMAT, "weights": target.hidden.identity, **calibration.about}
     about |= {"units": config.units, "evaluations": config.evaluations}
 
@@ -171,10 +168,8 @@ def kept_search(config: LayerSkipConfig, target: Causal) -> SkippedParts:
 
     def read(path: Path) -> SkippedParts:
         values = json.loads(path.read_text(encoding="utf-8"))
-        try:
-            return SkippedParts(parse_parts(values["skip"]), "search", Worth(**values["worth"]), values["compared"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from None
+        return SkippedParts(parse_parts(values["skip"]), "search", Worth(**values["worth"]), values["compared"])
 
-    key = json.dumps(about, sort_keys=True)
-    return made_once(config.cache_dir, lambda: key, "set of skipped layers", make, write, read, suffix=".json")
+    make = partial(search, calibration, config.units, config.evaluations)
+    key = partial(json.dumps, about, sort_keys=True)
+    return made_once(config.cache_dir, key, "set of skipped layers", make, write, read, suffix=".json")

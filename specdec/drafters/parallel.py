@@ -76,12 +76,7 @@ class Parallel(SmallModel):
 
     @classmethod
     def from_config(cls, config: ParallelConfig, target: Target) -> "Parallel":  # type: ignore[override]
-        """Raises UsageError: no mask token is known, an encoder-decoder as the target; see `recognise` and `load`."""
-        if target.model is not None and target.model.config.is_encoder_decoder:
-            raise UsageError(
-                "Drafter parallel drafts for decoder-only targets, and this one is an encoder-decoder: use "
-                "+drafter=small_model."
-            )
+        """Raises UsageError: no mask token is known; see `recognise`, `load` and `SmallModel`."""
         name, mask_token = model_path(config.model, "parallel"), config.mask_token
         if not is_gguf(name):
             mask_token = mask_token_of(open_checkpoint(name), mask_token)

@@ -29,7 +29,7 @@ def made_once(
     suffix: str = ".safetensors",
 ) -> T:
     """Return what an earlier run of the same key wrote to `cache_dir`; if nothing is there, make it and write it. What
-    is damaged, for which `read` raises ValueError, is made again, with a warning. The key is everything that determines
+    is damaged, for which `read` raises an error, is made again, with a warning. The key is everything that determines
     what is made. Without a folder it is made and not kept. Raises UsageError: the folder cannot be written to.
     """
     if cache_dir is None:
@@ -38,7 +38,7 @@ def made_once(
     if path.exists():
         try:
             return read(path)
-        except (ValueError, OSError) as error:
+        except (ValueError, LookupError, TypeError, OSError) as error:
             logger.warning("The %s %s is damaged (%s): it is made again.", noun, path, error)
     made = make()
     try:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 
+from specdec.clock import clock_for
 from specdec.compiled.passes import Mode
 from specdec.decode import cut
 from specdec.drafters.small_model import SmallModel
@@ -67,7 +68,7 @@ class TransformersPeer(Peer):
 
     def generate(self, prompt: Prompt, setting: Setting, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
         target, limit, ends = self._target, self._work.max_new_tokens, self._target.end_tokens
-        ids = torch.tensor([prompt.tokens], device=target.device)
+        clock, ids = clock_for(target.device), torch.tensor([prompt.tokens], device=target.device)
         options: dict[str, Any] = {"do_sample": not sampling.greedy, **self._options, **setting.options}
         options |= {"eos_token_id": sorted(ends) or None, "pad_token_id": min(ends, default=0)}
         if not sampling.greedy:
@@ -81,10 +82,10 @@ class TransformersPeer(Peer):
                 model.generation_config = config
             _GENERATING.addFilter(_not_of_its_own)
             stack.callback(_GENERATING.removeFilter, _not_of_its_own)
-            _synchronize(target.device)
+            clock.synchronize()
             start = time.perf_counter()
             output = target.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, **options)
-            _synchronize(target.device)
+            clock.synchronize()
             seconds = time.perf_counter() - start
         new = output[0, ids.shape[1] :].tolist()
         return cut(new[:-1], new[-1], limit, ends), seconds
@@ -106,8 +107,3 @@ _GENERATING = logging.getLogger("transformers.generation.utils")
 def _not_of_its_own(record: logging.LogRecord) -> bool:
     """Leave out what transformers says of its own call of an assistant: no argument of ours would change it."""
     return not record.getMessage().startswith("Passing `generation_config` together with generation-related arguments")
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -133,7 +133,7 @@ class CheckpointFiles:
     def _read_json(self, path: Path) -> dict[str, Any]:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ModelLoadError(f"{self} has a {path.name} that cannot be read: {_one_line(error)}.") from None
         if not isinstance(values, dict):
             raise ModelLoadError(f"{self} has a {path.name} that is not a JSON object.")

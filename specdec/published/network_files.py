@@ -56,10 +56,9 @@ class TrainedFile:
 class TrainedKind:
     """A kind of network that `specdec.train` writes, with the words of its messages."""
 
-    key: str  # of the metadata, which tells files of different kinds apart
     config: type[Any]
     network: Callable[[Any, Tensor, Tensor], Any]  # of a config, the target's input embeddings and output layer
-    group: str  # of its recipes: a training with one writes models/GROUP/RECIPE/GROUP.safetensors
+    group: str  # of its recipes: one writes models/GROUP/RECIPE/GROUP.safetensors, with the metadata specdec.GROUP
     name: str  # of a file
     content: str  # of it
     several: bool  # the name is a plural
@@ -68,7 +67,7 @@ class TrainedKind:
         """Write a network whole or not at all, with its config, the identity of its target's states and JSON values."""
         about = {"config": asdict(network.config), "target": target, "training": training}
         weights = {name: weight.detach().cpu().contiguous() for name, weight in network.state_dict().items()}
-        write_atomically(path, save(weights, metadata={self.key: json.dumps(about, sort_keys=True)}))
+        write_atomically(path, save(weights, metadata={f"specdec.{self.group}": json.dumps(about, sort_keys=True)}))
 
     def read(self, path: str | Path, key: str = "drafter.model") -> TrainedFile:
         """Read a file of `write`, which stands at this key of the configuration, whatever target it was made for.
@@ -77,9 +76,9 @@ class TrainedKind:
         check_place(str(Path(path).absolute()), f"File {key}={path}", f"give a file of {self.content}, or pocket")
         try:
             with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {})[self.key])
+                about = json.loads((file.metadata() or {})[f"specdec.{self.group}"])
                 weights = {name: file.get_tensor(name) for name in file.keys()}
-            config = validated(self.config, about["config"], where=self.key)
+            config = validated(self.config, about["config"])
             return TrainedFile(config, str(about["target"]), dict(about["training"]), weights)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, UsageError):
             raise UsageError(
@@ -170,7 +169,5 @@ def shipped_file(name: str, target: str = "pocket") -> Path:
     return (folder / SMOLLM2 if target == SMOLLM2 else folder) / f"{name}.safetensors"
 
 
-TRAINED_HEADS = TrainedKind("specdec.heads", HeadsConfig, Heads, "heads", "Heads", "heads", several=True)
-TRAINED_EAGLE = TrainedKind(
-    "specdec.eagle", EagleConfig, eagle_network, "eagle", "EAGLE network", "such a network", several=False
-)
+TRAINED_HEADS = TrainedKind(HeadsConfig, Heads, "heads", "Heads", "heads", several=True)
+TRAINED_EAGLE = TrainedKind(EagleConfig, eagle_network, "eagle", "EAGLE network", "such a network", several=False)

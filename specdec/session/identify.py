@@ -201,10 +201,5 @@ def with_used_dtypes(params: Mapping[str, Any], described: Mapping[str, Mapping[
 
 def values_of(key: str, described: Mapping[str, Any]) -> list[str]:
     """Return the distinct values of a key, at any depth, of what is recorded of a model."""
-    found: dict[str, None] = {}
-    for name, value in described.items():
-        if isinstance(value, Mapping):
-            found |= dict.fromkeys(values_of(key, value))
-        elif name == key:
-            found[str(value)] = None
-    return list(found)
+    values = (value for name, value in flattened(described).items() if name.rpartition(".")[2] == key)
+    return list(dict.fromkeys(map(str, values)))

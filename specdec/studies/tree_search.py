@@ -152,7 +152,7 @@ class TreeSearch(Study, Named):
             lines.append(max(within, key=lambda line: line[5] / line[6]))
         chosen = choose_tree(
             accuracy, lambda tokens: seconds.outside(tokens - 1), seconds.level, self.budgets[-1], self.depth
-        ).tree
+        )
         if len(chosen):
             lines.append(of_tree(CHOSEN, CHOSEN, len(chosen), chosen))
         drafter, rule = bench.parts.chosen.drafter.capabilities, bench.parts.primary.verifier.capabilities

@@ -121,19 +121,11 @@ def tokens_by_nodes(accuracy: Accuracy, nodes: int, depth: int | None = None) ->
     return 1 + np.cumsum(gains)
 
 
-@dataclass(frozen=True)
-class ChosenTree:
-    """The tree with the most tokens per second; an empty tree means that drafting does not pay."""
-
-    tree: RankedTree
-    depth: int
-    seconds: float  # expected time of a round, t(n) + D c
-
-
 def choose_tree(
     accuracy: Accuracy, seconds: Callable[[int], float], draft_seconds: float, nodes_max: int, depth_max: int
-) -> ChosenTree:
-    """Maximise G(n, D) / (t(n) + D c) over n <= `nodes_max` and D <= `depth_max` (hardware-aware Sequoia).
+) -> RankedTree:
+    """Return the tree that maximises G(n, D) / (t(n) + D c) over n <= `nodes_max` and D <= `depth_max` (hardware-aware
+    Sequoia); an empty one means that drafting does not pay.
 
     Of equal rates the shallower tree wins, then the smaller one. seconds: t, the time of a target call on a number of
     tokens, 1 (the root alone) to nodes_max + 1; draft_seconds: c, the time that the drafter takes for one level.
@@ -149,8 +141,7 @@ def choose_tree(
         nodes = int(np.argmax(rates))
         if rates[nodes] > best_rate:
             best_rate, best_nodes, best_depth = float(rates[nodes]), nodes, depth
-    tree = best_tree(accuracy, best_nodes, best_depth)
-    return ChosenTree(tree, best_depth, float(calls[best_nodes]) + best_depth * level)
+    return best_tree(accuracy, best_nodes, best_depth)
 
 
 def _by_depth(accuracy: Accuracy, depth: int) -> list[FloatArray]:

@@ -85,7 +85,7 @@ def test_bad_tables_options_and_values_are_refused():
 
 
 def test_an_interval_prints_in_one_way():
-    interval = Interval(1.3, 1.184, 1.4412, 0.95, 20)
+    interval = Interval(1.3, 1.184, 1.4412, 20)
     assert f"{interval}" == "1.300 (1.184 to 1.441)"
     assert f"{interval:+.2f}" == "+1.30 (+1.18 to +1.44)"
     assert f"{Interval(-0.001, -0.02, 0.011):+.2f}" == "+0.00 (-0.02 to +0.01)"

@@ -135,7 +135,6 @@ def test_processes_change_nothing(target, group_values, monkeypatch):
 def test_what_a_grid_refuses(target, group_values):
     chain, tree = group_values("structure", "chain"), {"name": "tree"}
     for drafter, structure, words in (
-        ("oracle", chain, "drafter=oracle: recorded text is replayed by drafters that look tokens up"),
         ("recycling", chain, "drafter=recycling: it learns from the target's calls"),
         ("ngram", tree, "structure"),
     ):

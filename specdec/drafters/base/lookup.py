@@ -3,8 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,11 +11,11 @@ from torch import Tensor
 
 from specdec.drafters.base.contract import Drafter, DrafterCapabilities
 from specdec.errors import UsageError
-from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
+from specdec.records import EMPTY, Draft, Source, TextStart
 from specdec.sampling import one_hot
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
-from specdec.tree_building.lookup_filling import NOTHING, Proposal, filled
+from specdec.tree_building.lookup_filling import NOTHING, Proposal, filled, merged
 from specdec.tree_building.possible_rounds import PossibleRounds
 
 
@@ -109,8 +107,7 @@ class TokenLookup(Lookup):
                 lambda token, count: [(child, self.strategy, child) for child in self.ranked(token, count)],
             )
         rows = self.rows(self.last, structure.rows, structure.gamma)
-        # The first tokens of rows differ, so there is nothing to merge.
-        return Proposal(tuple(chain.from_iterable(rows)), *_apart(self.strategy, len(rows), structure.gamma))
+        return merged((row, Source(self.strategy, rank)) for rank, row in enumerate(rows))
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         if self.capabilities.replay != "position":
@@ -130,10 +127,3 @@ def check_siblings(structure: Structure, k: int) -> None:
             f"Bad value drafter.k={k}: structure={structure.name} asks for {widest} tokens to follow one; raise "
             "drafter.k to as many."
         )
-
-
-@lru_cache(maxsize=256)
-def _apart(strategy: str, k: int, w: int) -> tuple[Tree, tuple[Source, ...]]:
-    """Return topology and sources of k rows of w tokens that share nothing but the root."""
-    tree = chain_tree(w) if k == 1 else Tree(tuple(node - 1 if node % w else -1 for node in range(k * w)))
-    return tree, tuple(Source(strategy, node // w) for node in range(k * w))

@@ -3,9 +3,8 @@
 import multiprocessing
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -79,7 +78,7 @@ def replay(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Replay every stream by every strategy, shared out over `measurement.workers` processes; the same tables for any
     number of them. Drafters are built once, here, beside the target: one that needs its model makes its tables now, and
-    the processes get what it made. UsageError: a drafter that looks no tokens up, or a structure that it cannot fill.
+    the processes get what it made. UsageError: a drafter that learns from the target's calls.
 
     Returns a table with a line for each strategy and stream: the strategy's keys, stream (its id), prompt (the unit of
     the bootstrap: turns of a conversation share one), category, context (mean number of cached tokens over the text's
@@ -95,8 +94,8 @@ def replay(
     lines: list[dict[str, Any]] = []
     counts: list[dict[str, Any]] = []
     with stage("replaying", total=total, told=False) as under_way:
-        replayer = partial(_replayed, _built(strategies, bench.parts.target), streams, limit)
-        for (strategy, number), (row, histograms) in zip(work, _results(replayer, work, workers), strict=True):
+        given = _built(strategies, bench.parts.target), streams, limit
+        for (strategy, number), (row, histograms) in zip(work, _results(work, workers, *given), strict=True):
             stream = streams[number]
             key = {**strategies[strategy].keys, "stream": stream.id, "category": stream.category}
             prompt, context = first_turn(stream.id), len(stream.prompt) - 1 + (row["tokens"] + 1) / 2
@@ -118,35 +117,31 @@ def _built(strategies: Sequence[Strategy], target: Target) -> list[tuple[Lookup,
         key, name = repr(sorted(strategy.drafter.items())), strategy.drafter["name"]
         if key not in made:
             drafter = drafters.build(strategy.drafter, target=target)
-            if not isinstance(drafter, Lookup):
-                raise UsageError(
-                    f"Bad value drafter={name}: recorded text is replayed by drafters that look tokens up, not by "
-                    "models."
-                )
+            assert isinstance(drafter, Lookup)  # checked before anything was decoded
             if drafter.capabilities.replay == "calling":
                 raise UsageError(
                     f"Bad value drafter={name}: it learns from the target's calls, which recorded text has not; decode "
                     "with python -m specdec.run, or compare it with +experiment=all_drafters."
                 )
             made[key] = drafter
-        structure, fills = structures.build(strategy.structure), made[key].capabilities.fills
-        if structure.name not in fills:
-            raise UsageError(
-                f"Bad value structure={structure.name}: drafter {name!r} fills only {', '.join(sorted(fills))}."
-            )
-        pairs.append((made[key], structure))
+        pairs.append((made[key], structures.build(strategy.structure)))
     return pairs
 
 
 Result = tuple[dict[str, int], Counter[tuple[str, str, int]]]
 """The sums, and the histograms, of one strategy and stream."""
-Replayer = Callable[[tuple[int, int]], Result]
-"""Replays one strategy and stream, given by their places: a function with all that a process needs for any of them."""
+_given: tuple[Sequence[tuple[Lookup, Structure]], Sequence[Stream], int]
+"""What a process needs to replay any strategy along any stream: strategies as they were built, streams, the limit."""
 
 
-def _replayed(
-    built: Sequence[tuple[Lookup, Structure]], streams: Sequence[Stream], limit: int, item: tuple[int, int]
-) -> Result:
+def _begin(built: Sequence[tuple[Lookup, Structure]], streams: Sequence[Stream], limit: int) -> None:
+    global _given
+    _given = built, streams, limit
+
+
+def _replayed(item: tuple[int, int]) -> Result:
+    """Replay one strategy along one stream, given by their places."""
+    built, streams, limit = _given
     strategy, stream = item
     rounds = replay_stream(*built[strategy], streams[stream], limit)
     row = {
@@ -174,25 +169,13 @@ def _replayed(
     return row, histograms
 
 
-_replayer: Replayer | None = None  # of a worker process
-
-
-def _begin(replayer: Replayer) -> None:
-    global _replayer
-    _replayer = replayer
-
-
-def _replay(item: tuple[int, int]) -> Result:
-    assert _replayer is not None
-    return _replayer(item)
-
-
-def _results(replayer: Replayer, work: Sequence[tuple[int, int]], workers: int) -> Iterator[Result]:
+def _results(work: Sequence[tuple[int, int]], workers: int, *given: Any) -> Iterator[Result]:
     """Yield one result per item of `work`, in its order."""
     workers = min(workers, len(work))
     if workers <= 1:
-        yield from map(replayer, work)
+        _begin(*given)
+        yield from map(_replayed, work)
         return
     # Not forked: a process that has threads, as torch's, cannot be copied safely.
-    with multiprocessing.get_context("spawn").Pool(workers, _begin, (replayer,)) as pool:
-        yield from pool.imap(_replay, work, chunksize=max(1, min(64, len(work) // (4 * workers))))
+    with multiprocessing.get_context("spawn").Pool(workers, _begin, given) as pool:
+        yield from pool.imap(_replayed, work, chunksize=max(1, min(64, len(work) // (4 * workers))))

@@ -60,8 +60,6 @@ def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs, make_run)
     (row,) = table_of.alpha_table([one, none]).itertuples()
     assert row.drafter == "ngram" and isnan(row.ci_low) and isnan(row.ci_high)
     assert "no alpha" in table_of.alpha_in_words(table_of.alpha_table([none]))
-    with pytest.raises(ValueError, match="no alpha"):
-        table_of.alpha_figure(table_of.alpha_table([none]), "nothing")
 
 
 def test_the_newest_run_counts_and_settings_stay_apart(make_run):
