@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import drafters
-from specdec.drafters.base.calibration import CalibrationText, CalibrationTextConfig, own_model
+from specdec.drafters.base.calibration import CalibrationText, CalibrationTextConfig, Worth, own_model
 from specdec.drafters.base.network_drafter import Drafts, DrawnConfig
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
@@ -21,6 +21,8 @@ from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.tree_building.siblings import Siblings
 
+_FORMAT = "specdec exit layers 1"
+
 
 @typed
 class EarlyExitConfig(CalibrationTextConfig, DrawnConfig):
@@ -31,7 +33,7 @@ class EarlyExitConfig(CalibrationTextConfig, DrawnConfig):
 class ExitLayer:
     layer: int  # number of the layers that draft, from the first on
     by: Literal["config", "checkpoint", "calibration"]  # the run's, the model's, or the best of all
-    worths: dict[int, dict[str, Any]]  # by calibration: exit layer -> `Worth` as a mapping
+    worths: dict[int, dict[str, Any]]  # by calibration, of this or an earlier run: exit layer -> `Worth` as a mapping
 
 
 @drafters.register("early_exit")
@@ -121,7 +123,7 @@ def choose_exit_layer(asked: int | Literal["auto"], config: CalibrationTextConfi
     """Return the exit layer that a run asks for. "auto" takes the checkpoint's own, where it names one, or else the one
     with the largest Omega / (1 + gamma c) along the calibration text; c is its share of the operations. Raises
     UsageError: an exit layer that is not below the model's depth; a model of fewer than two layers, or of unknown
-    layout; see `CalibrationText`.
+    layout; see `CalibrationText` and its `once`.
     """
     name, layers = target.name, len(blocks_of(target.model, target.name))
     if asked != "auto":
@@ -137,16 +139,27 @@ def choose_exit_layer(asked: int | Literal["auto"], config: CalibrationTextConfi
         _check(named, layers, f"Bad value drafter.exit_layer=auto: model {name} names exit layer {named}")
         return ExitLayer(named, "checkpoint", {})
     calibration = CalibrationText(config, target)
-    worths, _ = {}, calibration.text  # first: it is no part of the first layer's time
-    shorter = "drafter.exit_layer=N takes N layers at once"
-    # From the middle on: the first ones tell the mean time, of which the foremost take a third and the last more.
-    order = sorted(range(1, layers), key=lambda layer: abs(2 * layer - layers))
-    with stage("comparing exit layers", total=layers - 1, told=False, shorter=shorter) as under_way:
-        for layer in order:
-            worths[layer] = calibration.worth(partial_model(target.model, block_parts(range(layer, layers)), name))
-            under_way.advance()
+
+    def compare() -> dict[int, Worth]:
+        worths, _ = dict[int, Worth](), calibration.text  # first: it is no part of the first layer's time
+        shorter = "drafter.exit_layer=N takes N layers at once"
+        # From the middle on: the first ones tell the mean time, of which the foremost take a third and the last more.
+        order = sorted(range(1, layers), key=lambda layer: abs(2 * layer - layers))
+        with stage("comparing exit layers", total=layers - 1, told=False, shorter=shorter) as under_way:
+            for layer in order:
+                worths[layer] = calibration.worth(partial_model(target.model, block_parts(range(layer, layers)), name))
+                under_way.advance()
+        return {layer: worths[layer] for layer in sorted(worths)}
+
+    def read(values: dict[str, Any]) -> dict[int, Worth]:
+        return {int(layer): Worth(**worth) for layer, worth in dict(values["worths"]).items()}
+
+    def write(worths: dict[int, Worth]) -> dict[str, Any]:
+        return {"worths": {layer: asdict(worth) for layer, worth in worths.items()}}
+
+    worths = calibration.once("comparison of exit layers", {"format": _FORMAT}, compare, write, read)
     best = max(worths, key=lambda layer: (worths[layer].speedup, -layer))
-    return ExitLayer(best, "calibration", {layer: asdict(worths[layer]) for layer in sorted(worths)})
+    return ExitLayer(best, "calibration", {layer: asdict(worth) for layer, worth in worths.items()})
 
 
 def _check(layer: int, layers: int, what: str) -> None:

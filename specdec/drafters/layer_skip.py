@@ -2,16 +2,14 @@
 the layers that it can best do without, whose result is kept in a file.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from specdec.config import AtLeastOne, NonEmpty, typed
+from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import drafters
 from specdec.drafters.base.calibration import CalibrationText, CalibrationTextConfig, Worth, own_model
 from specdec.drafters.base.network_drafter import Drafts, DrawnConfig
@@ -19,11 +17,9 @@ from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.partial import KINDS, ModelPart, block_parts, blocks_of, parse_parts, partial_model, written_parts
-from specdec.ngrams.cache_folder import made_once
 from specdec.progress import stage
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
-from specdec.text.writing import write_atomically
 from specdec.tree_building.siblings import Siblings
 
 Units = Literal["blocks", "parts"]
@@ -37,7 +33,6 @@ class LayerSkipConfig(CalibrationTextConfig, DrawnConfig):
     skip: Annotated[list[int | str], Field(min_length=1)] | Literal["auto"]
     units: Units
     evaluations: AtLeastOne
-    cache_dir: NonEmpty | None
 
     @field_validator("skip")
     @classmethod
@@ -158,18 +153,14 @@ def kept_search(config: LayerSkipConfig, target: Causal) -> SkippedParts:
     found if it is not there. Raises UsageError: see `CalibrationText`, `search` and `made_once`.
     """
     calibration = CalibrationText(config, target)
-    about = {"format": _FORMAT, "weights": target.hidden.identity, **calibration.about}
-    about |= {"units": config.units, "evaluations": config.evaluations}
+    settings = {"format": _FORMAT, "units": config.units, "evaluations": config.evaluations}
 
-    def write(path: Path, skipped: SkippedParts) -> None:
+    def write(skipped: SkippedParts) -> dict[str, Any]:
         assert skipped.worth is not None
-        values = {"about": about, "skip": written_parts(skipped.parts), "compared": skipped.compared}
-        write_atomically(path, json.dumps({**values, "worth": asdict(skipped.worth)}, indent=1, sort_keys=True))
+        return {"skip": written_parts(skipped.parts), "compared": skipped.compared, "worth": asdict(skipped.worth)}
 
-    def read(path: Path) -> SkippedParts:
-        values = json.loads(path.read_text(encoding="utf-8"))
+    def read(values: dict[str, Any]) -> SkippedParts:
         return SkippedParts(parse_parts(values["skip"]), "search", Worth(**values["worth"]), values["compared"])
 
     make = partial(search, calibration, config.units, config.evaluations)
-    key = partial(json.dumps, about, sort_keys=True)
-    return made_once(config.cache_dir, key, "set of skipped layers", make, write, read, suffix=".json")
+    return calibration.once("set of skipped layers", settings, make, write, read)

@@ -95,7 +95,7 @@ def test_paths_that_are_evaluated_apart_leave_too_few_slots(tiny_model, sampling
 
 @pytest.fixture
 def values(group_values):
-    small = {"passages": 3, "context": 6, "tokens": 10}
+    small = {"passages": 3, "context": 6, "tokens": 10, "cache_dir": None}
     return lambda **changes: group_values("drafter", "early_exit", **(small | changes))
 
 
@@ -113,6 +113,22 @@ def test_the_exit_layer_is_found_on_calibration_text(tiny_llama, sampling, value
         assert all(worth["speedup"] <= worths[str(drafter.exit.layer)]["speedup"] for worth in worths.values())
         assert (described["exit_layer_by"], described["layers"]) == ("calibration", 3)
     assert drafters.build(values(exit_layer=2), target=target).describe()["exit_layer_by"] == "config"
+
+
+def test_a_comparison_is_kept_and_found_again(tiny_llama, sampling, values, tmp_path, caplog, monkeypatch):
+    target, asked = Causal(tiny_llama(13, layers=3), sampling()), values(exit_layer="auto", cache_dir=str(tmp_path))
+    first = drafters.build(asked, target=target)
+    (file,) = tmp_path.glob("*.json")
+    with monkeypatch.context() as patch:
+        patch.setattr("specdec.drafters.base.calibration.CalibrationText.worth", lambda *_: pytest.fail("compared"))
+        assert drafters.build(asked, target=target).exit == first.exit
+    for damaged in ('{"worths": {"1": 2}}', '{"worths": [1]}', "[]", "{"):
+        file.write_text(damaged)
+        assert drafters.build(asked, target=target).exit == first.exit
+        assert "is damaged" in caplog.text
+        caplog.clear()
+    drafters.build(asked, target=Causal(tiny_llama(13, layers=3), sampling(temperature=0.5)))
+    assert len(list(tmp_path.glob("*.json"))) == 2
 
 
 def test_the_worth_of_an_exit_layer_is_the_share_of_the_targets_text_that_it_writes(

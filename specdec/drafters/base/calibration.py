@@ -2,11 +2,13 @@
 itself goes on. Prompts and outputs of a run have no part in it.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,12 +18,16 @@ from specdec.config import AtLeastOne, NonEmpty, typed
 from specdec.errors import UsageError
 from specdec.models.cache import CACHE
 from specdec.models.decoder import flops_per_token
+from specdec.ngrams.cache_folder import made_once
 from specdec.ngrams.corpus import CorpusPart, NgramCorpus, encoded, open_corpus, tokenizer_digest
 from specdec.progress import stage
 from specdec.sampling import generator_for, probabilities, sample
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
+from specdec.text.writing import write_json
 from specdec.theory.capped_geometric import speedup
+
+T = TypeVar("T")
 
 _LONGEST = 16  # tokens of a draft: the choice is by the best length up to here
 _PARTS = 4096  # of a corpus, from which the passages are taken
@@ -30,6 +36,7 @@ _CHARACTERS = 16  # of a text that are tokenised for each token of a passage: no
 
 @typed
 class CalibrationTextConfig:
+    cache_dir: NonEmpty | None
     corpus: NonEmpty | None
     field: NonEmpty | None
     passages: AtLeastOne
@@ -83,6 +90,24 @@ class CalibrationText:
             },
             "dtype": str(target.model.dtype).removeprefix("torch."),
         }
+
+    def once(
+        self, noun: str, settings: dict[str, Any], make: Callable[[], T],
+        write: Callable[[T], dict[str, Any]], read: Callable[[dict[str, Any]], T],
+    ) -> T:  # fmt: skip
+        """Return what an earlier run found along the same text, for the same weights and settings, in a file of
+        `cache_dir`; make and keep it, as `write` and `read` give its values, if it is not there. Raises as `made_once`.
+        """
+        about = {"weights": self._target.hidden.identity, **self.about, **settings}
+        key = partial(json.dumps, about, sort_keys=True)
+
+        def keep(path: Path, found: T) -> None:
+            write_json(path, {"about": about, **write(found)})
+
+        def kept(path: Path) -> T:
+            return read(json.loads(path.read_text(encoding="utf-8")))
+
+        return made_once(self._config.cache_dir, key, noun, make, keep, kept, suffix=".json")
 
     @torch.inference_mode()
     def worth(self, model: Any) -> Worth:
