@@ -1,6 +1,8 @@
 """Any text as a corpus: what is held out, what is cached, and what is said of a bad one."""
 
 import gzip
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -69,7 +71,22 @@ def test_tokens_come_back_as_the_text_and_are_cached(file, tmp_path, monkeypatch
     monkeypatch.undo()
     file.write_text("\n".join([*TEXT, "one line more"]), encoding="utf-8")  # another text under the same name
     again = load_corpus(config(file), 32, tmp_path / "corpus")
-    assert len(list((tmp_path / "corpus").iterdir())) == 2 and again.manifest["sha256"] != corpus.manifest["sha256"]
+    built = list((tmp_path / "corpus").glob("*/corpus.json"))
+    assert len(built) == 2 and again.manifest["sha256"] != corpus.manifest["sha256"]
+
+
+def test_of_two_trainings_one_builds_the_corpus_and_the_other_waits(file, tmp_path, monkeypatch):
+    begun, train = [], tokenized_corpus.train_tokenizer
+
+    def slowly(*of):
+        begun.append(of)
+        time.sleep(0.2)
+        return train(*of)
+
+    monkeypatch.setattr(tokenized_corpus, "train_tokenizer", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: load_corpus(config(file), 32, tmp_path / "corpus"), range(2))
+    assert len(begun) == 1 and np.array_equal(one.tokens, other.tokens)
 
 
 def test_passes_over_the_text_as_the_budget_asks(file, tmp_path):
