@@ -102,6 +102,11 @@ def test_pickles_are_refused_with_the_command_that_converts_them(folder, capsys)
     assert set(open_checkpoint(str(folder)).tensors) == set(WEIGHTS)
 
 
+def test_a_config_that_is_too_deep_to_be_read_is_refused(folder):
+    (folder / "config.json").write_text(100_000 * "[")
+    assert "has a config.json that cannot be read" in sentence_of(open_checkpoint, str(folder))
+
+
 def test_pickles_of_a_hub_id_are_fetched_first(folder):
     (folder / "model.safetensors").unlink()
     files = CheckpointFiles("some/heads", folder, ["medusa_lm_head.pt"])

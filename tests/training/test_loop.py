@@ -5,6 +5,7 @@ one history for the tracking.
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -85,3 +86,9 @@ def test_a_sitting_ends_killed_and_the_next_one_finishes(tmp_path, monkeypatch, 
     assert final == pytest.approx(outcome.summary["heldout"]["all"]["nats_per_token"])
     assert json.loads((tmp_path / "models" / "summary.json").read_text())["steps"] == 8
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_training_runs_in_any_thread():
+    """Python sets no handler of a signal outside of the main thread."""
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: loop.stop_requests().__enter__()).result() == []
