@@ -127,7 +127,9 @@ class ModelBigram(TokenLookup):
 
     def __init__(self, config: ModelBigramConfig, target: Target) -> None:
         source = source_model(config.model, config.dtype, target)
-        table = _of_law(config, target) if source is None else _of_model(config, source, target)
+        extended, width = (config.extend_k, config.extend_w) if config.extend == "greedy" else (0, 1)
+        form = Form("law", None, config.k, extended, width)
+        table = _of_law(config, form, target) if source is None else _of_model(config, form, source, target)
         shared = np.bincount(table.first[:, 0]).max() / len(table.first)
         if shared > _SHARED and source is not None and not config.begin:
             logger.warning(
@@ -143,12 +145,11 @@ class ModelBigram(TokenLookup):
             self.capabilities = replace(self.capabilities, replay="start")
 
 
-def _of_model(config: ModelBigramConfig, source: SourceModel, target: Target) -> BigramTable:
+def _of_model(config: ModelBigramConfig, form: Form, source: SourceModel, target: Target) -> BigramTable:
     begin = source.model.config.get_text_config().bos_token_id if config.begin else None
     if config.begin and begin is None:
         raise UsageError(f"Bad value drafter.begin=true: {source.name} has no begin token; use false.")
-    extended, width = (config.extend_k, config.extend_w) if config.extend == "greedy" else (0, 1)
-    form = Form(source.described["dtype"], None if begin is None else int(begin), config.k, extended, width)
+    form = replace(form, dtype=source.described["dtype"], begin=None if begin is None else int(begin))
 
     def make() -> BigramTable:
         logger.info("Tabulating p(. | x) of %s for every token x", source.name)
@@ -169,7 +170,7 @@ def _of_model(config: ModelBigramConfig, source: SourceModel, target: Target) ->
     )
 
 
-def _of_law(config: ModelBigramConfig, target: Target) -> BigramTable:
+def _of_law(config: ModelBigramConfig, form: Form, target: Target) -> BigramTable:
     """Return the same table of a target without a model, made from its own law, one context at a time; it is not kept.
     Raises UsageError: a recorded stream, which has no law; too large a vocabulary.
     """
@@ -182,14 +183,19 @@ def _of_law(config: ModelBigramConfig, target: Target) -> BigramTable:
     if config.begin:
         raise UsageError("Bad value drafter.begin=true: a target without a model has no begin token; use false.")
     try:
-        first = top_tokens(torch.stack([target.score([token], [])[-1] for token in range(size)]), min(config.k, size))
+        first = top_tokens(torch.stack([target.score([token], [])[-1] for token in range(size)]), min(form.k, size))
     except UsageError:
         raise UsageError(
             "Bad value drafter.model=null: the target has no model, and cannot say what follows a token on its own; "
             "give a drafter.model with the same tokens."
         ) from None
-    # Such a law looks at the last token alone: greedy decoding goes on as the table does.
-    return BigramTable(_int32(first), np.zeros((size, 0, 0), dtype=np.int32))
+    rest = np.zeros((size, min(form.extended, first.shape[1]), form.width - 1), dtype=np.int32)
+    for token, rank in np.ndindex(rest.shape[:2]):
+        text = [token, int(first[token, rank])]
+        while len(text) < form.width + 1:
+            text.append(int(target.score(text, [])[-1].max(dim=-1).indices))
+        rest[token, rank] = text[2:]
+    return BigramTable(_int32(first), rest)
 
 
 @torch.inference_mode()

@@ -1,8 +1,7 @@
 """Any text as a corpus: what is held out, what is cached, and what is said of a bad one."""
 
 import gzip
-import time
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -75,18 +74,20 @@ def test_tokens_come_back_as_the_text_and_are_cached(file, tmp_path, monkeypatch
     assert len(built) == 2 and again.manifest["sha256"] != corpus.manifest["sha256"]
 
 
-def test_of_two_trainings_one_builds_the_corpus_and_the_other_waits(file, tmp_path, monkeypatch):
-    begun, train = [], tokenized_corpus.train_tokenizer
+def test_a_corpus_that_another_training_builds_meanwhile_is_found(file, tmp_path, monkeypatch):
+    lock, built = tokenized_corpus.FileLock, []
 
-    def slowly(*of):
-        begun.append(of)
-        time.sleep(0.2)
-        return train(*of)
+    @contextmanager
+    def behind_another(path):
+        monkeypatch.setattr(tokenized_corpus, "FileLock", lock)
+        built.append(load_corpus(config(file), 32, tmp_path / "corpus"))
+        monkeypatch.setattr(tokenized_corpus, "train_tokenizer", None)
+        with lock(path):
+            yield
 
-    monkeypatch.setattr(tokenized_corpus, "train_tokenizer", slowly)
-    with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(lambda _: load_corpus(config(file), 32, tmp_path / "corpus"), range(2))
-    assert len(begun) == 1 and np.array_equal(one.tokens, other.tokens)
+    monkeypatch.setattr(tokenized_corpus, "FileLock", behind_another)
+    found = load_corpus(config(file), 32, tmp_path / "corpus")
+    assert [len(each.tokens) for each in built] == [len(found.tokens)]
 
 
 def test_passes_over_the_text_as_the_budget_asks(file, tmp_path):

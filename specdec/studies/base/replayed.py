@@ -131,7 +131,7 @@ def _built(strategies: Sequence[Strategy], target: Target) -> list[tuple[Lookup,
 Result = tuple[dict[str, int], Counter[tuple[str, str, int]]]
 """The sums, and the histograms, of one strategy and stream."""
 _given: tuple[Sequence[tuple[Lookup, Structure]], Sequence[Stream], int]
-"""What a process needs to replay any strategy along any stream: strategies as they were built, streams, the limit."""
+"""Strategies as they were built, streams and the limit: all that a process needs to replay any of them."""
 
 
 def _begin(built: Sequence[tuple[Lookup, Structure]], streams: Sequence[Stream], limit: int) -> None:
