@@ -70,6 +70,17 @@ class StaticCall(ABC, Generic[Result]):
     def _departures(self, decoder: Decoder, prefix: int) -> Iterator[float]:
         """Do the work behind the first `prefix` slots; yield how far it departs from plain calls: see `departure`."""
 
+    def fuse(self, decoder: Decoder) -> bool:
+        """Take our own kernels in place of the passes, for models that they can serve; tell if this is one."""
+        try:
+            from specdec.compiled.fused_layers import fused_pass, fuses  # needs Triton, which torch for GPUs has
+        except ImportError:
+            return False
+        if not fuses(decoder, self.size):
+            return False
+        self._passes = {self.cache.capacity: [fused_pass(decoder)] * self.shapes}
+        return True
+
     def optimise(self) -> None:
         """Have inductor fuse the kernels of the passes, which takes seconds for each bucket of slots."""
         self._passes = {slots: list(map(recorded, passes)) for slots, passes in self._passes.items()}
@@ -262,25 +273,32 @@ Graphs = TypeVar("Graphs", bound=StaticCall[Any])
 
 
 def trusted(make: Callable[[], Graphs], decoder: Decoder, what: str) -> Graphs | None:
-    """Return captured graphs that do what plain calls do: those of kernels that inductor fused, or else of the model's
-    own; None where neither can be had. Each fault is a warning, which names the call that they stand for, `what`. Call
-    while no text is in the decoder's cache.
+    """Return captured graphs that do what plain calls do: those of our own kernels, where the model is one that they
+    serve, or of kernels that inductor fused, or else of the model's own; None where none can be had. Each fault is a
+    warning, which names the call that they stand for, `what`. Call while no text is in the decoder's cache.
     """
-    for optimised, kind, then in ((True, "compiled", "captured without inductor"), (False, "captured", "eager")):
+    kinds = (
+        ("fused", "so inductor compiles it"),
+        ("compiled", "so it is captured without inductor"),
+        ("captured", "so it is eager"),
+    )
+    for kind, then in kinds:
         try:
             graphs = make()
-            if optimised:
+            if kind == "fused" and not graphs.fuse(decoder):
+                continue
+            if kind == "compiled":
                 graphs.optimise()
             graphs.capture()
             apart, most = graphs.departure(decoder), tolerance(decoder.model.dtype)
-        except RuntimeError as error:  # of CUDA, Dynamo and inductor alike
+        except Exception as error:  # CUDA, Triton, Dynamo and inductor have no type in common
             raise_swallowed()
             fault = (str(error).strip() or type(error).__name__).splitlines()[0]
         else:
             if apart <= most:
                 return graphs
             fault = f"it departs from plain calls by {apart:.3g}, more than {most:g}"
-        logger.warning("%s: %s cannot be %s for a CUDA graph, so it is %s: %s", decoder.name, what, kind, then, fault)
+        logger.warning("%s: %s cannot be %s for a CUDA graph, %s: %s", decoder.name, what, kind, then, fault)
     return None
 
 

@@ -11,7 +11,6 @@ Exit code: 0 if every section ended well, 3 if one failed or ran out of time, 2 
 """
 
 import argparse
-import copy
 import json
 import platform
 import random
@@ -25,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also where specdec is not installed
@@ -34,7 +33,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from specdec.compiled.cuda_graphs import Choice, StaticLoop, StaticStep, tolerance
+from specdec.compiled.cuda_graphs import Choice, StaticCall, StaticLoop, StaticStep, tolerance
 from specdec.compiled.passes import compile_decoder
 from specdec.models.attention import stock_attention
 from specdec.models.decoder import Decoder
@@ -42,8 +41,9 @@ from specdec.records import Tree, chain_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET, DRAFTER = "target", "drafter"
-EAGER, CAPTURED, COMPILED, BOTH = "eager", "captured", "compiled", "compiled and captured"
+EAGER, CAPTURED, COMPILED, FUSED = "eager", "captured", "compiled and captured", "our kernels, captured"
 TOTAL_SECONDS = 520.0
+Call = TypeVar("Call", bound=StaticCall[Any])
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Scale:
     Attributes:
         shapes: values of a Llama configuration for both models.
         sizes: tokens of the calls that are timed.
-        fused: the calls of each model that are also compiled by inductor.
+        compiled: the calls of each model that inductor compiles too.
         gamma: draft length of rounds, overhead and peers.
         tokens: new tokens of a timed stretch of decoding.
         repeats: how often each time is taken.
@@ -64,7 +64,7 @@ class Scale:
     prompt: int
     tokens: int
     sizes: tuple[int, ...]
-    fused: dict[str, tuple[int, ...]]
+    compiled: dict[str, tuple[int, ...]]
     gamma: int
     gammas: tuple[int, ...]
     alphas: tuple[float, ...]
@@ -87,7 +87,7 @@ FULL = Scale(
         ),
     },
     dtype=torch.bfloat16, prompt=512, tokens=128, sizes=(*range(1, 17), 32, 64),
-    fused={TARGET: (1, 6), DRAFTER: (1,)}, gamma=5, gammas=(3, 5, 7), alphas=(0.6, 0.8, 0.9), repeats=20,
+    compiled={TARGET: (1, 6), DRAFTER: ()}, gamma=5, gammas=(3, 5, 7), alphas=(0.6, 0.8, 0.9), repeats=20,
 )  # fmt: skip
 TOY = dict(
     hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, vocab_size=97,
@@ -95,7 +95,7 @@ TOY = dict(
 )  # fmt: skip
 TINY = Scale(
     shapes={TARGET: TOY | dict(num_hidden_layers=2), DRAFTER: TOY | dict(num_hidden_layers=1)},
-    dtype=torch.float32, prompt=12, tokens=12, sizes=(1, 2, 4), fused={TARGET: (), DRAFTER: ()},
+    dtype=torch.float32, prompt=12, tokens=12, sizes=(1, 2, 4), compiled={TARGET: (), DRAFTER: ()},
     gamma=2, gammas=(2, 3), alphas=(0.5, 0.9), repeats=2,
 )  # fmt: skip
 
@@ -114,7 +114,7 @@ class Bench:
         self.until = time.perf_counter() + TOTAL_SECONDS
         self.steps: dict[tuple[str, int, str], StaticStep] = {}
         self.loops: dict[tuple[int, int, str], StaticLoop] = {}
-        self.compile_seconds: dict[str, float] = {}
+        self.making_seconds: dict[str, float] = {}
         generator = torch.Generator().manual_seed(0)
         vocabulary = scale.shapes[TARGET]["vocab_size"]
         self.prompt: list[int] = torch.randint(vocabulary, (scale.prompt,), generator=generator).tolist()
@@ -142,27 +142,19 @@ class Bench:
         for decoder in self.decoders.values():
             decoder.start(self.prompt, self.scale.capacity)
 
-    def fuses(self) -> bool:
+    def compiles(self) -> bool:
         """Tell if there is time to compile one more pass; without a GPU nothing is compiled."""
-        expected = 1.3 * max(self.compile_seconds.values(), default=40.0)
+        expected = 1.3 * max(self.making_seconds.values(), default=40.0)
         return self.on_gpu and self.left() > expected
 
     def step(self, name: str, size: int, how: str) -> StaticStep:
         """Return a pass on `size` tokens; made at its first use."""
         if (name, size, how) not in self.steps:
             decoder = self.decoders[name]
-            if how == BOTH:
-                made = copy.copy(self.step(name, size, COMPILED))
-            else:
-                made = StaticStep(decoder, size)
-            if how == COMPILED:
-                began = time.perf_counter()
-                made.optimise()
-                made(self.tokens(name, size), 1, chain_tree(size - 1))
-                self.compile_seconds[f"{name}, {size} tokens"] = time.perf_counter() - began
-            elif self.on_gpu:
-                made.capture()
-            self.steps[name, size, how] = made
+            began = time.perf_counter()
+            self.steps[name, size, how] = self._made(StaticStep(decoder, size), decoder, how)
+            if how in (COMPILED, FUSED):
+                self.making_seconds[f"{name}, {size} tokens, {how}"] = time.perf_counter() - began
         return self.steps[name, size, how]
 
     def loop(self, gamma: int, width: int, how: str) -> StaticLoop:
@@ -174,23 +166,22 @@ class Bench:
                 likely = logits[0].topk(width).indices
                 return Choice(likely, likely[:1], None)
 
-            made = StaticLoop(decoder, gamma, choose)
-            if how == BOTH:
-                began = time.perf_counter()
-                made.optimise()
-                made([1, 2], 1, None)
-                self.compile_seconds[f"draft of {gamma}"] = time.perf_counter() - began
-            if self.on_gpu:
-                made.capture()
-            self.loops[gamma, width, how] = made
+            self.loops[gamma, width, how] = self._made(StaticLoop(decoder, gamma, choose), decoder, how)
         return self.loops[gamma, width, how]
 
-    def best(self, name: str, size: int) -> StaticStep:
-        """Return the fastest kind of pass that was made for this size."""
-        return self.steps.get((name, size, BOTH)) or self.step(name, size, CAPTURED)
+    def _made(self, call: Call, decoder: Decoder, how: str) -> Call:
+        if how == COMPILED:
+            call.optimise()
+        if how == FUSED and not call.fuse(decoder):
+            raise ValueError("our kernels do not serve this model")
+        if self.on_gpu:
+            call.capture()
+        return call
 
-    def best_loop(self, gamma: int) -> StaticLoop:
-        return self.loops.get((gamma, 1, BOTH)) or self.loop(gamma, 1, CAPTURED)
+    @property
+    def fastest(self) -> str:
+        """The kind of pass that rounds are made of."""
+        return FUSED if self.on_gpu else CAPTURED
 
     def tokens(self, name: str, size: int) -> Tensor:
         return (torch.arange(size, device=self.device) * 7919 + 1) % self.scale.shapes[name]["vocab_size"]
@@ -260,9 +251,7 @@ class Rounds:
         """Return the drafted tokens [gamma * width]."""
         place = len(self.context) - 2
         if self.how != EAGER:
-            narrow = self.width == 1
-            loop = self.bench.best_loop(self.gamma) if narrow else self.bench.loop(self.gamma, self.width, CAPTURED)
-            return loop(self.context[-2:], place, None).tokens
+            return self.bench.loop(self.gamma, self.width, self.how)(self.context[-2:], place, None).tokens
         self.drafter.length, found = place, []
         # Written by `fill_`, as in the loop: a copy from the host would wait for the device.
         tokens = torch.cat([torch.full((1,), token, device=self.bench.device) for token in self.context[-2:]])
@@ -284,7 +273,7 @@ class Rounds:
         if self.how == EAGER:
             self.target.length = prefix
             return self.target.plain(tokens, tree).logits.argmax(-1)
-        return self.bench.best(TARGET, len(tokens))(tokens, prefix, tree).logits.argmax(-1)
+        return self.bench.step(TARGET, len(tokens), self.how)(tokens, prefix, tree).logits.argmax(-1)
 
     def accept(self, drafted: Tensor, choices: Tensor, forced: int | None) -> tuple[list[int], list[int]]:
         """Return the accepted nodes and the committed tokens. This is where the host waits, once.
@@ -351,23 +340,23 @@ def correctness(bench: Bench, found: dict[str, Any]) -> None:
         note(found["drafts"], apart, gamma=gamma, how=how)
 
     sizes = sorted({1, *(gamma + 1 for gamma in bench.scale.gammas), 2 * bench.scale.gamma + 1})
-    for name in bench.decoders:
-        for size in sizes:
-            call(name, size, CAPTURED)
-    for gamma in bench.scale.gammas:
-        draft(gamma, CAPTURED)
+    for how in {CAPTURED: 0, bench.fastest: 1}:
+        for name in bench.decoders:
+            for size in sizes:
+                call(name, size, how)
+        for gamma in bench.scale.gammas:
+            draft(gamma, how)
     texts = []
-    for how in (EAGER, CAPTURED):  # before anything is fused, so that only the number of slots differs
+    for how in (EAGER, CAPTURED):  # nothing is fused, so that only the number of slots differs
         decoding = Rounds(bench, bench.scale.gamma, how)
         while len(decoding.context) < bench.scale.prompt + bench.scale.tokens:
             decoding.round()
         texts.append(decoding.context[: bench.scale.prompt + bench.scale.tokens])
     same = [one == other for one, other in zip(*texts, strict=True)]
     found["text"] = {"tokens": bench.scale.tokens, "same": (same + [False]).index(False) - bench.scale.prompt}
-    fused = [partial(call, name, size, BOTH) for name in bench.decoders for size in bench.scale.fused[name]]
-    for compare in (*fused, *([partial(draft, bench.scale.gamma, BOTH)] if fused else [])):
-        if bench.fuses():
-            compare()
+    for name, size in ((name, size) for name, sizes in bench.scale.compiled.items() for size in sizes):
+        if bench.compiles():
+            call(name, size, COMPILED)
         else:
             found["complete"] = False
     wrong = [row for row in (*found["calls"], *found["drafts"]) if not row["right"]]
@@ -405,8 +394,8 @@ def calls(bench: Bench, found: dict[str, Any]) -> None:
                 decoder.plain(given, tree)
 
             kinds: dict[str, Callable[[], object]] = {EAGER: eager}
-            for how in (CAPTURED, COMPILED, BOTH):
-                if how == CAPTURED or (name, tokens, how) in bench.steps:
+            for how in (CAPTURED, COMPILED, FUSED):
+                if how in (CAPTURED, bench.fastest) or (name, tokens, how) in bench.steps:
                     step = bench.step(name, tokens, how)
                     kinds[how] = lambda step=step, given=given, tree=tree: step(given, prefix, tree)
             for how, run in kinds.items():
@@ -418,7 +407,7 @@ def rounds(bench: Bench, found: dict[str, Any]) -> None:
     gamma = bench.scale.gamma
     found |= {"gamma": gamma, "rows": []}
     for shape, width in (("chain", 1), ("tree", 2)):
-        for how in (EAGER, CAPTURED):
+        for how in {EAGER: 0, CAPTURED: 1, bench.fastest: 2}:
             decoding = Rounds(bench, gamma, how, width)
             drafted = decoding.draft()
             parts = {
@@ -472,7 +461,7 @@ def _noted(seen: list[str], name: str, read: Callable[..., Any], *given: Any, **
 def overhead(bench: Bench, found: dict[str, Any]) -> None:
     """Compare the time of rounds with the time in which kernels ran: what is left is the host's."""
     found["rows"] = []
-    for how in (EAGER, CAPTURED):
+    for how in {EAGER: 0, CAPTURED: 1, bench.fastest: 2}:
         decoding, count = Rounds(bench, bench.scale.gamma, how), 8
         decoding.round()
         wall = bench.wall(partial(decoding.rounds, [0] * count)) / count
@@ -511,7 +500,7 @@ def oracle(bench: Bench, found: dict[str, Any]) -> None:
     cells = [(gamma, alpha) for gamma in bench.scale.gammas for alpha in bench.scale.alphas]
     costs = {}
     for gamma in bench.scale.gammas:
-        decoding = Rounds(bench, gamma, CAPTURED)
+        decoding = Rounds(bench, gamma, bench.fastest)
         v = statistics.median(bench.seconds(_verified(bench, gamma))) / t1
         costs[gamma] = v, statistics.median(bench.seconds(decoding.draft)) / gamma / t1
     found |= {"t1_s": t1, "tokens": budget, "rows": []}
@@ -521,7 +510,7 @@ def oracle(bench: Bench, found: dict[str, Any]) -> None:
             if bench.left() < 0:
                 found["complete"] = False
                 break
-            decoding = Rounds(bench, gamma, CAPTURED)
+            decoding = Rounds(bench, gamma, bench.fastest)
             plain = bench.wall(partial(decoding.plain_tokens, budget)) / budget
             decoding.begin()
             plan: list[int] = []
@@ -538,7 +527,7 @@ def oracle(bench: Bench, found: dict[str, Any]) -> None:
 def _verified(bench: Bench, gamma: int) -> Callable[[], object]:
     """Return a call of the target on gamma drafted tokens behind the prompt, by its fastest pass."""
     bench.begin()
-    step, given = bench.best(TARGET, gamma + 1), bench.tokens(TARGET, gamma + 1)
+    step, given = bench.step(TARGET, gamma + 1, bench.fastest), bench.tokens(TARGET, gamma + 1)
     return lambda: step(given, bench.scale.prompt - 1, chain_tree(gamma)).logits.argmax(-1)
 
 
@@ -604,11 +593,11 @@ def peers(bench: Bench, found: dict[str, Any]) -> None:
         return seconds / (len(decoding.context) - began)
 
     arms: dict[str, Callable[[], float]] = {
-        "ours, captured": lambda: ours(CAPTURED, False),
+        "ours": lambda: ours(bench.fastest, False),
         "ours, eager": lambda: ours(EAGER, False),
         "generate": lambda: theirs(False),
         "generate, torch's choice of attention": lambda: theirs(True),
-        "ours with drafts, captured": lambda: ours(CAPTURED, True),
+        "ours with drafts": lambda: ours(bench.fastest, True),
         "assisted generation": lambda: theirs(False, assistant_model=assistant),
     }
     taken: dict[str, list[float]] = {name: [] for name in arms}
@@ -627,10 +616,10 @@ def peers(bench: Bench, found: dict[str, Any]) -> None:
     found["rows"] = [{"arm": name, **summary(times)} for name, times in taken.items() if times]
     medians = {row["arm"]: row["median_s"] for row in found["rows"]}
     best = min((seconds for name, seconds in medians.items() if name.startswith("generate")), default=None)
-    if best is not None and "ours, captured" in medians:
-        found["generate_ratio"] = best / medians["ours, captured"]
-    if {"assisted generation", "ours with drafts, captured"} <= medians.keys():
-        found["assisted_ratio"] = medians["assisted generation"] / medians["ours with drafts, captured"]
+    if best is not None and "ours" in medians:
+        found["generate_ratio"] = best / medians["ours"]
+    if {"assisted generation", "ours with drafts"} <= medians.keys():
+        found["assisted_ratio"] = medians["assisted generation"] / medians["ours with drafts"]
     if failed:
         raise RuntimeError("; ".join(f"{name}: {fault}" for name, fault in failed.items()))
 
@@ -701,7 +690,7 @@ def measured(device: torch.device, scale: Scale, path: Path, commit: str | None 
         save()
         print(f"{name}: {found['status']} in {found['seconds']:.1f} s {found.get('error', '')}", flush=True)
     if bench is not None:
-        report["compile_seconds"] = bench.compile_seconds
+        report["making_seconds"] = bench.making_seconds
     report |= {"seconds": time.perf_counter() - began, "device_afterwards": device_facts(device)}
     save()
     return all(found["complete"] for found in sections.values())

@@ -126,10 +126,13 @@ def test_a_slot_that_is_read_by_mistake_holds_something(decoder):
 
 
 def test_a_pass_that_fails_is_made_more_simply_or_left_out(caplog):
-    """Inductor fails: captured without it. Both differ: eager, and each fault is said once."""
+    """No kernels of ours serve it, inductor fails: captured without. All differ: eager; each fault is said once."""
 
     class Graph:
-        apart = 0.0
+        apart, serves = 0.0, False
+
+        def fuse(self, decoder):
+            return self.serves
 
         def optimise(self):
             raise RuntimeError("no triton\nlong story")
@@ -146,10 +149,13 @@ def test_a_pass_that_fails_is_made_more_simply_or_left_out(caplog):
         "m: a call on 5 tokens cannot be compiled for a CUDA graph, so it is captured without inductor: no triton"
     ]
     caplog.clear()
+    Graph.serves = True
+    assert trusted(Graph, decoder, "a call on 5 tokens").captured and not caplog.messages
     Graph.apart = 0.2
     assert trusted(Graph, decoder, "a call on 5 tokens") is None
-    assert len(caplog.messages) == 2
-    assert caplog.messages[1].endswith("so it is eager: it departs from plain calls by 0.2, more than 0.1")
+    assert len(caplog.messages) == 3
+    assert caplog.messages[0].endswith("so inductor compiles it: it departs from plain calls by 0.2, more than 0.1")
+    assert caplog.messages[2].endswith("so it is eager: it departs from plain calls by 0.2, more than 0.1")
 
 
 def test_what_is_not_finite_departs():
