@@ -144,7 +144,8 @@ class Bench:
 
     def compiles(self) -> bool:
         """Tell if there is time to compile one more pass; without a GPU nothing is compiled."""
-        expected = 1.3 * max(self.making_seconds.values(), default=40.0)
+        compiled = [seconds for what, seconds in self.making_seconds.items() if what.endswith(COMPILED)]
+        expected = 1.3 * max(compiled, default=40.0)
         return self.on_gpu and self.left() > expected
 
     def step(self, name: str, size: int, how: str) -> StaticStep:
@@ -182,6 +183,11 @@ class Bench:
     def fastest(self) -> str:
         """The kind of pass that rounds are made of."""
         return FUSED if self.on_gpu else CAPTURED
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """The kinds of passes that every call, draft and round is captured as."""
+        return tuple(dict.fromkeys((CAPTURED, self.fastest)))
 
     def tokens(self, name: str, size: int) -> Tensor:
         return (torch.arange(size, device=self.device) * 7919 + 1) % self.scale.shapes[name]["vocab_size"]
@@ -340,7 +346,7 @@ def correctness(bench: Bench, found: dict[str, Any]) -> None:
         note(found["drafts"], apart, gamma=gamma, how=how)
 
     sizes = sorted({1, *(gamma + 1 for gamma in bench.scale.gammas), 2 * bench.scale.gamma + 1})
-    for how in {CAPTURED: 0, bench.fastest: 1}:
+    for how in bench.graphs:
         for name in bench.decoders:
             for size in sizes:
                 call(name, size, how)
@@ -394,8 +400,8 @@ def calls(bench: Bench, found: dict[str, Any]) -> None:
                 decoder.plain(given, tree)
 
             kinds: dict[str, Callable[[], object]] = {EAGER: eager}
-            for how in (CAPTURED, COMPILED, FUSED):
-                if how in (CAPTURED, bench.fastest) or (name, tokens, how) in bench.steps:
+            for how in (*bench.graphs, COMPILED):
+                if how != COMPILED or (name, tokens, how) in bench.steps:
                     step = bench.step(name, tokens, how)
                     kinds[how] = lambda step=step, given=given, tree=tree: step(given, prefix, tree)
             for how, run in kinds.items():
@@ -407,7 +413,7 @@ def rounds(bench: Bench, found: dict[str, Any]) -> None:
     gamma = bench.scale.gamma
     found |= {"gamma": gamma, "rows": []}
     for shape, width in (("chain", 1), ("tree", 2)):
-        for how in {EAGER: 0, CAPTURED: 1, bench.fastest: 2}:
+        for how in (EAGER, *bench.graphs):
             decoding = Rounds(bench, gamma, how, width)
             drafted = decoding.draft()
             parts = {
@@ -461,7 +467,7 @@ def _noted(seen: list[str], name: str, read: Callable[..., Any], *given: Any, **
 def overhead(bench: Bench, found: dict[str, Any]) -> None:
     """Compare the time of rounds with the time in which kernels ran: what is left is the host's."""
     found["rows"] = []
-    for how in {EAGER: 0, CAPTURED: 1, bench.fastest: 2}:
+    for how in (EAGER, *bench.graphs):
         decoding, count = Rounds(bench, bench.scale.gamma, how), 8
         decoding.round()
         wall = bench.wall(partial(decoding.rounds, [0] * count)) / count
