@@ -12,11 +12,11 @@ are plain decoding's own; and asks `specdec.advise`, which sees the plain texts 
 greedy sessions against `generate` of transformers, too. `heads` times grounded heads, independent ones and the
 feature drafter in turn, `study` what else claims rest on.
 
-Every session writes down its minutes. On two cores `along` takes 13 to 18, and two sessions fit beside one another,
-each on one thread (MT-Bench's take 23 and 27, since conversations are written one by one); `decoding` takes 18 to 31. A
+Every session writes down its minutes. On two cores `along` takes 12 to 16, and two sessions fit beside one another,
+each on one thread (MT-Bench's take 23 and 27, since conversations are written one by one); `decoding` takes 12 to 25. A
 table is made once, in 3 to 5 minutes, and the layers of `layer_skip` are searched once for each temperature, in 2. All
-sixteen sessions together took four hours and a half so. Those at temperature 1, but Spec-Bench's, timed six drafters
-then, and scored a text for each of them. Grids took 11 and 17 minutes, phase transitions 9.
+sixteen sessions together took three hours and forty minutes so. Three of the greedy ones timed a sixth drafter then,
+the feature drafter, and took longer for it. Grids took 11 and 17 minutes, phase transitions 9.
 """
 
 import gzip
