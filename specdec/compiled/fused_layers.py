@@ -31,9 +31,11 @@ _MOST_SLOTS = 4096  # one block of threads reads all keys of a head: with more, 
 _KINDS = ("llama", "mistral", "qwen2", "qwen3")
 _MANY = 8192  # rows of a weight that occupy all of a GPU by blocks of 64; fewer rows need smaller blocks
 # Rows and columns of a weight that one block of threads takes at a time, its warps, and how many such tiles are on
-# their way: of nine on an H200 the fastest, or within 2% of it, for the weights of a 7B model and 1 to 16 tokens.
-_LARGE, _SMALL = (64, 128, 4, 4), (16, 256, 2, 4)
-_SLOTS, _WARPS, _STAGES = 64, 4, 3  # of attention
+# their way: the fastest of those that an H200 tried on layers of 7 and 1.1 billion parameters, for 1 and 6 tokens.
+_LARGE = (64, 128, 4, 4)
+_GATED = (32, 128, 4, 3)  # rows of each of two weights
+_SMALL, _SMALL_UNEVEN = (16, 512, 2, 3), (16, 256, 2, 4)  # the latter for widths that are no multiple of 512
+_SLOTS, _STAGES = 64, 3  # of attention, likewise
 
 
 class Normed(NamedTuple):
@@ -186,8 +188,8 @@ def _launched(
     tokens, width = given.shape
     parts = [len(weight) for weight in weights]
     rows = parts[0] if gated else sum(parts)
-    block, step, warps, stages = _LARGE if sum(parts) >= _MANY else _SMALL
-    block //= 2 if gated else 1
+    small = _SMALL_UNEVEN if width % _SMALL[1] else _SMALL
+    block, step, warps, stages = _GATED if gated else _LARGE if sum(parts) >= _MANY else small
     while any(part % block for part in parts):
         block //= 2
     while width % step:
@@ -243,7 +245,8 @@ def _attention(module: Any, joint: Tensor, turns: tuple[Tensor, Tensor], prefix:
     _attend[heads,](
         joint, *gains, *turns, *((out, out) if below is None else below), prefix, keys, values, out, tokens,
         keys.shape[2], heads, keys.shape[1], module.scaling, 0.0 if norm is None else norm.variance_epsilon,
-        _padded(tokens), size, _SLOTS, below is None, norm is not None, num_warps=_WARPS, num_stages=_STAGES,
+        _padded(tokens), size, _SLOTS, below is None, norm is not None,
+        num_warps=max(4, size // 16), num_stages=_STAGES,
     )  # fmt: skip
     return out
 

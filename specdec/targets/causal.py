@@ -112,7 +112,7 @@ class Causal(ModelTarget, HiddenStates):
         )
         target.packages = PackageFolder(config.compile_cache, AUTO_S if undecided else math.inf)
         # On a GPU it stays with tracing: inductor takes most of a minute for each graph, and our own kernels, which are
-        # made in seconds, have not been timed yet.
+        # made in seconds, were timed by themselves and in no run.
         target.undecided = undecided and target.compilation is not None and device.type == "cpu"
         target.tensor_parallel, target.placed = config.tensor_parallel, placed
         target.in_one_piece = not apart and config.tensor_parallel == 1
