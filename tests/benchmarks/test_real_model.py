@@ -13,10 +13,10 @@ greedy sessions against `generate` of transformers, too. `heads` times grounded 
 feature drafter in turn, `study` what else claims rest on.
 
 Every session writes down its minutes. On two cores `along` takes 12 to 16, and two sessions fit beside one another,
-each on one thread (MT-Bench's take 23 and 27, since conversations are written one by one); `decoding` takes 12 to 25. A
+each on one thread (MT-Bench's take 23 and 27, since conversations are written one by one); `decoding` takes 12 to 24. A
 table is made once, in 3 to 5 minutes, and the layers of `layer_skip` are searched once for each temperature, in 2. All
-sixteen sessions together took three hours and forty minutes so. Three of the greedy ones timed a sixth drafter then,
-the feature drafter, and took longer for it. Grids took 11 and 17 minutes, phase transitions 9.
+sixteen sessions together took three hours and twenty minutes so. Greedy GSM8K's timed a sixth drafter then, the feature
+drafter. Grids took 11 and 17 minutes, phase transitions 9.
 """
 
 import gzip
