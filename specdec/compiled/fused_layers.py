@@ -26,16 +26,16 @@ from torch import Tensor, nn
 from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import Below, Pass, joined_states
 
-MOST_TOKENS = 64  # in a call: with more, kernels have to be those of a prefill
+_MOST_TOKENS = 64  # in a call: with more, kernels have to be those of a prefill
 _MOST_SLOTS = 4096  # one block of threads reads all keys of a head: with more, the others wait for it
 _KINDS = ("llama", "mistral", "qwen2", "qwen3")
 _MANY = 8192  # rows of a weight that occupy all of a GPU by blocks of 64; fewer rows need smaller blocks
 # Rows and columns of a weight that one block of threads takes at a time, its warps, and how many such tiles are on
-# their way: the fastest of those that an H200 tried on layers of 7 and 1.1 billion parameters, for 1 and 6 tokens.
+# their way, as they were timed on an H200 (notebooks/guide/measurements.md).
 _LARGE = (64, 128, 4, 4)
 _GATED = (32, 128, 4, 3)  # rows of each of two weights
-_SMALL, _SMALL_UNEVEN = (16, 512, 2, 3), (16, 256, 2, 4)  # the latter for widths that are no multiple of 512
-_SLOTS, _STAGES = 64, 3  # of attention, likewise
+_SMALL = (16, 256, 2, 4)
+_SLOTS, _WARPS, _STAGES = 64, 4, 3  # of attention, likewise
 
 
 class Normed(NamedTuple):
@@ -188,8 +188,7 @@ def _launched(
     tokens, width = given.shape
     parts = [len(weight) for weight in weights]
     rows = parts[0] if gated else sum(parts)
-    small = _SMALL_UNEVEN if width % _SMALL[1] else _SMALL
-    block, step, warps, stages = _GATED if gated else _LARGE if sum(parts) >= _MANY else small
+    block, step, warps, stages = _GATED if gated else _LARGE if sum(parts) >= _MANY else _SMALL
     while any(part % block for part in parts):
         block //= 2
     while width % step:
@@ -245,8 +244,7 @@ def _attention(module: Any, joint: Tensor, turns: tuple[Tensor, Tensor], prefix:
     _attend[heads,](
         joint, *gains, *turns, *((out, out) if below is None else below), prefix, keys, values, out, tokens,
         keys.shape[2], heads, keys.shape[1], module.scaling, 0.0 if norm is None else norm.variance_epsilon,
-        _padded(tokens), size, _SLOTS, below is None, norm is not None,
-        num_warps=max(4, size // 16), num_stages=_STAGES,
+        _padded(tokens), size, _SLOTS, below is None, norm is not None, num_warps=_WARPS, num_stages=_STAGES,
     )  # fmt: skip
     return out
 
@@ -260,10 +258,11 @@ def fuses(decoder: Decoder, tokens: int) -> bool:
     biased = {name.rpartition(".")[2] for name, module in linear.items() if module.bias is not None}
     turned = 2 * model.model.rotary_emb.inv_freq.numel()
     return (
-        tokens <= MOST_TOKENS
+        tokens <= _MOST_TOKENS
         and decoder.cache.capacity <= _MOST_SLOTS
         and set(decoder.windows.values()) == {None}
         and model.config.hidden_act == "silu"
+        and model.dtype != torch.float16  # states times a gain may exceed its range
         and biased in (set(), {"q_proj", "k_proj", "v_proj"})
         and len({(weight.device, weight.dtype) for weight in model.parameters()}) == 1
         and all(type(module) is nn.Linear and module.weight.is_contiguous() for module in linear.values())

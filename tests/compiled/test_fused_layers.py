@@ -120,8 +120,11 @@ def test_other_models_are_left_to_the_compiler(decoder, other):
 
 
 @torch.inference_mode()
-def test_long_calls_and_long_texts_are_left_to_the_compiler(decoder, monkeypatch):
+def test_long_calls_long_texts_and_float16_are_left_to_the_compiler(decoder, monkeypatch):
     made = decoder()
     assert fused_layers.fuses(made, 64) and not fused_layers.fuses(made, 65)
     monkeypatch.setattr(fused_layers, "_MOST_SLOTS", 255)
+    assert not fused_layers.fuses(made, 5)
+    monkeypatch.undo()
+    made.model.half()
     assert not fused_layers.fuses(made, 5)
