@@ -1,6 +1,7 @@
 """Prediction on prompts that no model has seen: fit on half of them, predict tokens per round on the other half.
 
-Every model is fitted at the largest gamma, where rounds reach all depths, and predicts every gamma. Texts of the
+Every model is fitted at the largest gamma, where rounds reach all depths, and predicts every gamma; of four gammas or
+more, one model reads how many rounds the smallest took, too, and those between are what it predicts. Texts of the
 held-out lengths are then written round by round, so that their ends are in the prediction as they are in the
 measurement. The halves swap, and errors are over all prompts. A fitted model knows nothing about the held-out prompts
 but the lengths of their texts. Halves are drawn several times, each with about the same lengths of texts in both, and
@@ -31,7 +32,7 @@ from ..intervals import FEWEST, LEVEL, RELATIVE, Interval, interval_of, per_roun
 from ..rounds import Arms, distinct_generations, drafted
 from .estimates import exceeding
 from .laws import LAWS, grouped_counts, offer_chances, rounds_by_law
-from .stretches import StretchesFit, fit_stretches, make_trace
+from .stretches import StretchesFit, Taken, at_both_ends, fit_stretches, make_trace
 
 LABELS = {
     "capped_geometric.text": "capped geometric, alpha of the text",
@@ -42,11 +43,14 @@ LABELS = {
     "prompt_beta": "prompts differ (prompt beta)",
     "markov": "Markov along the text",
     "stretches": "stretches of the text",
+    "stretches.ends": "stretches of the text, both ends",
     "replay": "replay of the held-out texts",
 }
-CHOICE = ("stretches", "markov", "capped_geometric.mle")  # the model that is recommended: the first that was tried
+# The model that is recommended: the first that was tried.
+CHOICE = ("stretches.ends", "stretches", "markov", "capped_geometric.mle")
 SPLITS, SEED = 5, 0  # of the prompts into halves; what draws them
 ROUNDING = 1e-9  # errors below are equality: an exact replay misses by rounding alone
+FEW_GAMMAS = 4  # of a run; fewer leave one at most between the ends
 FEW_ROUNDS = 60  # in a half; fewer say nothing of how texts differ
 
 RoundsOf = Callable[[int, np.ndarray], np.ndarray]  # gamma, lengths [U] -> expected rounds of such texts [B, U]
@@ -235,16 +239,19 @@ class _Halves:
         """
         expected = {(name, gamma): np.zeros(len(weights)) for name in fitted for gamma in written}
         for half in (0, 1):
-            for name, rounds_of in self._laws(fitted, weights * (side != half), half):
+            shortest = written[min(written)].taken(min(written), side != half)
+            for name, rounds_of in self._laws(fitted, weights * (side != half), half, shortest):
                 for gamma, of_gamma in written.items():
                     lengths, counted = of_gamma.lengths_of(weights * (side == half))
                     if len(lengths):
                         expected[name, gamma] += (rounds_of(gamma, lengths) * counted).sum(axis=1)
         return expected
 
-    def _laws(self, fitted: list[str], weights: np.ndarray, half: int) -> Iterator[tuple[str, RoundsOf]]:
-        """Fit the models to the prompts that weigh something in the data, the first row of `weights` [1 + B, P], and
-        yield the name of each with what gives its expected rounds.
+    def _laws(
+        self, fitted: list[str], weights: np.ndarray, half: int, shortest: Taken
+    ) -> Iterator[tuple[str, RoundsOf]]:
+        """Fit the models to the prompts that weigh something in the data, the first row of `weights` [1 + B, P], whose
+        rounds of the smallest gamma are `shortest`, and yield the name of each with what gives its expected rounds.
         """
         sums = {name: weights @ table for name, table in self.data.items()}
         offers = offer_chances(sums)
@@ -257,6 +264,9 @@ class _Halves:
             fit = fit_stretches(self._gamma, self._offers, make_trace(table, weights.shape[1]), self._near.get(half))
             self._near.setdefault(half, fit)
             yield "stretches", partial(fit.rounds_of, steps=fit.steps(weights))
+            if "stretches.ends" in fitted:
+                ends = at_both_ends(fit, shortest)
+                yield "stretches.ends", partial(ends.rounds_of, steps=ends.steps(weights))
 
 
 def _counts(
@@ -306,7 +316,9 @@ def _models(
     if not data["first"][:, 1].any() or data["at_risk"].shape[1] < 2:
         left_out["markov"] = "no round that follows a rejection was tested at two depths"
     if min(halves.rounds(half[0] > 0), halves.rounds(half[0] == 0)) < FEW_ROUNDS:
-        left_out["stretches"] = f"a half of the prompts has fewer than {FEW_ROUNDS} rounds"
+        left_out["stretches"] = left_out["stretches.ends"] = f"a half of the prompts has fewer than {FEW_ROUNDS} rounds"
+    elif len(gammas) < FEW_GAMMAS:
+        left_out["stretches.ends"] = f"the run has fewer than {FEW_GAMMAS} gammas"
     if replay is None or not gammas <= set(replay["gamma"]):
         left_out["replay"] = "the run has no replay of the baseline's texts"
     return [name for name in LABELS if name not in (*left_out, "replay")], left_out
@@ -326,6 +338,11 @@ class _Texts:
         owner = pd.Index(prompts).get_indexer(texts["prompt"])
         tokens, rounds = (np.bincount(owner, texts[name], len(prompts)) for name in ("tokens", "rounds"))
         return cls(owner, texts["tokens"].to_numpy(dtype=np.int64), tokens, rounds)
+
+    def taken(self, gamma: int, inside: np.ndarray) -> Taken:
+        """Return the rounds that the texts of some prompts, True in [P], took at this gamma."""
+        ours = inside[self.owner]
+        return Taken(gamma, self.owner[ours], self.lengths[ours], self.rounds * inside)
 
     def apart(self, side: np.ndarray) -> float:
         """Return by how much the tokens per round of two halves differ, as a share of the lower."""

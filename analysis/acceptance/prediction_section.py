@@ -20,6 +20,7 @@ _LINES = {  # model: name in the legend, colour, dash, marker
     "prompt_beta": ("prompts differ", style.YELLOW, "-.", "<"),
     "markov": ("Markov along the text", style.GREY, ":", "P"),
     "stretches": ("stretches of the text", style.BLACK, "-", "p"),
+    "stretches.ends": ("stretches, both ends", style.BLACK, "--", "*"),
     "replay": ("replay", style.GREEN, "-", "X"),
 }
 REFITS = 200
@@ -48,6 +49,8 @@ def section_of(prediction: HeldOutPrediction | Undetermined, title: str) -> Sect
         "the largest, where all depths are seen, and predicts every gamma on the other half from the lengths of its "
         "texts, ends of texts included."
     )
+    if "stretches.ends" in set(prediction.models["model"]):
+        method += " Stretches at both ends read how many rounds the smallest took, too, and predict those between."
     if prediction.splits > 1:
         method += (
             f" This was done for {prediction.splits} splits and the errors are their means. In the split where they "

@@ -17,6 +17,10 @@ acceptance probably easy; that is what one chance per depth, or per previous rou
 gamma to gamma 1. One kind without levels is the capped geometric model; two kinds that accept always and never are the
 Markov chain of agreement along the text; a slope below 0 is a feature drafter, whose drafts wear off with depth.
 
+A draft that is asked for behind one that was accepted whole may fare otherwise than its kind says: a lookup then has a
+longer match to go by. At the largest gamma such rounds are few; how many rounds the smallest gamma took says what they
+are worth (`at_both_ends`): behind a whole draft, logit p_z(1) moves by `asked`.
+
 The likelihood of a text is the mean over u of start M_1 M_2 ... 1 over its rounds (Rabiner 1989, forward and backward
 passes, by rounds instead of tokens). notebooks/guide/theory.md 5.7 has the model beside the others.
 """
@@ -51,6 +55,7 @@ class Family:
     offers: bool
     centre: float  # mean log length of the texts that are fitted, where the mean level is 0
     alike: bool = False  # all texts have level 0, so that spread, drift and pull say nothing
+    asked: bool = False  # a draft behind one that was accepted whole has a chance of its own
 
     @property
     def levels(self) -> np.ndarray:
@@ -59,9 +64,9 @@ class Family:
 
     @property
     def _sizes(self) -> list[int]:
-        """Numbers of changes, start, acceptance, slope, spread, drift, pull, silent and going on."""
+        """Numbers of changes, start, acceptance, slope, spread, drift, pull, silent, going on and asked."""
         kinds = self.kinds
-        return [kinds * (kinds - 1), kinds - 1, kinds, 1, 1, 1, kinds > 1, *2 * [kinds * self.offers]]
+        return [kinds * (kinds - 1), kinds - 1, kinds, 1, 1, 1, kinds > 1, *2 * [kinds * self.offers], self.asked]
 
     @property
     def size(self) -> int:
@@ -81,7 +86,7 @@ class Family:
         """Return the models of parameters [B, size], one for each level: [B Q, ...], the levels of one side by side."""
         kinds, u = self.kinds, np.tile(self.levels, len(parameters))[:, None]
         repeated = np.repeat(parameters, len(self.levels), axis=0)
-        changes, start, a, slope, spread, _, pull, silent, ends = self._split(repeated)
+        changes, start, a, slope, spread, _, pull, silent, ends, asked = self._split(repeated)
         models = len(u)
         logits = np.zeros((models, kinds, kinds))
         logits[:, ~np.eye(kinds, dtype=bool)] = changes
@@ -98,7 +103,8 @@ class Family:
             least[:, 1:-1] = expit(-silent)[:, None, :] * powers
         least[:, -1] = 0.0
         chances = expit(np.clip(accept, -CERTAIN, CERTAIN))
-        return Stretches(softmax(logits, axis=2), softmax(first, axis=1), chances, least)
+        behind = expit(np.clip(accept[:, 0] + asked, -CERTAIN, CERTAIN)) if self.asked else None
+        return Stretches(softmax(logits, axis=2), softmax(first, axis=1), chances, least, behind)
 
     def level_chances(self, parameters: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the log chances [B, U, Q] of the levels of texts of `lengths` [U] tokens."""
@@ -110,7 +116,9 @@ class Family:
     def rounds_of(self, parameters: np.ndarray, gamma: int, lengths: np.ndarray) -> np.ndarray:
         """Return [B, U] expected rounds of texts of `lengths` [U] tokens."""
         models = self.stretches(parameters)
-        by_level = rounds_of_texts(models.moves(gamma), models.start, lengths)
+        moves = models.moves_behind(gamma) if self.asked else models.moves(gamma)
+        start = np.pad(models.start, ((0, 0), (0, moves.shape[2] - self.kinds)))  # a text begins behind no draft
+        by_level = rounds_of_texts(moves, start, lengths)
         chances = np.exp(self.level_chances(parameters, lengths))
         return np.einsum("bqu,buq->bu", by_level.reshape(len(parameters), len(self.levels), -1), chances)
 
@@ -134,6 +142,7 @@ class Stretches:
     start: np.ndarray  # [B, K] law of the kind at the first token of a text
     accept: np.ndarray  # [B, G, K] chance that the draft at a depth is accepted if it is tested
     least: np.ndarray  # [B, G + 2, K] chance to offer at least 0, 1, ... G tokens; 0 for more.
+    behind: np.ndarray | None = None  # [B, K] chance that the first draft behind a whole one is accepted
 
     def steps(self) -> tuple[np.ndarray, np.ndarray]:
         """Return A_s [B, G, K, K] and F_s [B, G + 1, K, K]."""
@@ -149,12 +158,30 @@ class Stretches:
 
     def moves(self, gamma: int) -> np.ndarray:
         """Return [B, gamma + 1, K, K]: chance that a round accepts 0, 1, ... tokens on the way from kind to kind."""
+        whole, stopped = self._ends(gamma)
+        return whole + stopped
+
+    def moves_behind(self, gamma: int) -> np.ndarray:
+        """Return [B, gamma + 1, 2 K, 2 K], as `moves`: kinds behind a draft that was accepted whole, of one token or
+        more, follow those behind any other round.
+        """
+        accept, rows = self.accept.copy(), []
+        accept[:, 0] = self.behind
+        for model in (self, replace(self, accept=accept)):
+            whole, stopped = model._ends(gamma)
+            stopped[:, 0] += whole[:, 0]  # nothing was offered
+            whole[:, 0] = 0.0
+            rows.append(np.concatenate([stopped, whole], axis=3))
+        return np.concatenate(rows, axis=2)
+
+    def _ends(self, gamma: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the shares [B, gamma + 1, K, K] of `moves` of rounds that accept all and that see a rejection."""
         rejected, full = self.steps()
         least = self.least[:, : gamma + 2].copy()
         least[:, gamma + 1] = 0.0
-        moves = (least[:, :-1] - least[:, 1:])[..., None] * full[:, : gamma + 1]
-        moves[:, :gamma] += least[:, 1:-1, :, None] * rejected[:, :gamma]
-        return moves
+        stopped = np.zeros_like(full[:, : gamma + 1])
+        stopped[:, :gamma] = least[:, 1:-1, :, None] * rejected[:, :gamma]
+        return (least[:, :-1] - least[:, 1:])[..., None] * full[:, : gamma + 1], stopped
 
     def outcomes(self, codes: np.ndarray) -> np.ndarray:
         """Return the matrices [B, C, K, K] of outcomes [C, 4]: offered, accepted, rejected, cut (see `Outcomes`)."""
@@ -203,6 +230,11 @@ class Outcomes:
         prompt, lengths = self.prompt[kept], self.lengths[kept]
         return replace(self, rounds=rounds, first=self.first[inside], text=text, prompt=prompt, lengths=lengths)
 
+    def taken(self, gamma: int) -> "Taken":
+        """Return the rounds that the texts took, of this gamma."""
+        by_text = np.bincount(self.text, (self.rounds >= 0).sum(axis=1), len(self.lengths))
+        return Taken(gamma, self.prompt, self.lengths.astype(np.int64), np.bincount(self.prompt, by_text, self.prompts))
+
 
 def make_trace(table: Mapping[str, np.ndarray], prompts: int) -> Outcomes:
     """Return the trace of rounds in order. table: text, prompt (numbers), offered, accepted, rejected, room (the most
@@ -249,6 +281,30 @@ def _passes(trace: Outcomes, matrices: np.ndarray, begin: np.ndarray) -> tuple[n
         after[r, :n] = value[:n] / chance[r, :n, :, None]
         value[:n] = np.einsum("nqij,nqj->nqi", matrices[trace.rounds[:n, r]], after[r, :n])
     return np.log(chance).sum(axis=0), before, after, value
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The rounds that texts took at one gamma."""
+
+    gamma: int
+    # prompt, lengths: [texts] number of the prompt and tokens of each text
+    prompt: np.ndarray
+    lengths: np.ndarray
+    rounds: np.ndarray  # [P] of all texts of each prompt
+
+    def too_many(self, family: Family, x: np.ndarray) -> float:
+        """Return the logarithm of the rounds that are expected at parameters x [size] over those taken."""
+        lengths, count = np.unique(self.lengths, return_counts=True)
+        return float(np.log(family.rounds_of(x[None], self.gamma, lengths)[0] @ count / self.rounds.sum()))
+
+    def by_prompt(self, family: Family, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rounds that are expected of each prompt less those taken [P], and their slopes [P, size]."""
+        lengths, place = np.unique(self.lengths, return_inverse=True)
+        rounds, slopes = _with_slopes(family, x, self.gamma, lengths)
+        rise = np.zeros((len(self.rounds), len(x)))
+        np.add.at(rise, self.prompt, slopes.T[place])
+        return np.bincount(self.prompt, rounds[place], len(self.rounds)) - self.rounds, rise
 
 
 class Likelihood:
@@ -341,9 +397,9 @@ class StretchesFit:
     slopes: np.ndarray  # [P, size] of the log-likelihood of `rounds` rounds, by prompt
     curvature: np.ndarray  # [size, size] minus its second derivatives
     rounds: int
-    expected: np.ndarray  # [P] rounds that the fit expects of each prompt, less those taken
-    rise: np.ndarray  # [P, size] their slopes
-    likeliest: np.ndarray  # [size] parameters of the maximum of the likelihood, before acceptance was raised or lowered
+    likeliest: np.ndarray  # parameters of the maximum of the likelihood, before they were moved to expect those rounds
+    taken: tuple[Taken, ...]  # what they were moved for: the rounds of one gamma or two
+    moved: np.ndarray  # [gammas, size] along which directions
 
     def steps(self, weights: np.ndarray) -> np.ndarray:
         """Return how far the parameters of replicates lie from those of the data, [B, size], to first order.
@@ -353,11 +409,12 @@ class StretchesFit:
         """
         steps = np.linalg.solve(self.curvature, ((weights - weights[:1]) @ self.slopes).T).T
         steps = np.clip(steps, -1, 1)
-        raised = self.family.raised(np.zeros(self.family.size), 1.0)
-        rise = weights @ self.rise
-        missing = weights @ self.expected + (rise * steps).sum(axis=1)
-        more = rise @ raised
-        return steps - np.where(more < 0, missing / np.where(more < 0, more, 1.0), 0.0)[:, None] * raised
+        found = [each.by_prompt(self.family, self.parameters) for each in self.taken]
+        missing = np.stack([weights @ expected for expected, _ in found], axis=1)
+        rise = np.stack([weights @ slopes for _, slopes in found], axis=1)  # [B, gammas, size]
+        missing += np.einsum("bgs,bs->bg", rise, steps)
+        back = np.linalg.pinv(np.einsum("bgs,ds->bgd", rise, self.moved)) @ missing[..., None]
+        return steps - back[..., 0] @ self.moved
 
     def rounds_of(self, gamma: int, lengths: np.ndarray, steps: np.ndarray | None = None) -> np.ndarray:
         """Return [B, U] expected rounds of texts of `lengths` [U] at parameters that lie `steps` [B, size] from those
@@ -426,25 +483,28 @@ def fit_stretches(depth: int, offers: bool, trace: Outcomes, near: StretchesFit 
         if better - PRIOR * nearer @ nearer <= value - PRIOR * x @ x:
             break
         x, value, slopes = nearer, better, there
-    raised, expected, rise = _calibrated(family, x, trace)
-    return StretchesFit(family, raised, slopes, curvature, whole, expected, rise, likeliest=x)
+    taken, raised, moved = trace.taken(depth), family.raised(np.zeros(len(x)), 1.0), x
+
+    def too_many(by: float) -> float:
+        return taken.too_many(family, x + by * raised)
+
+    if too_many(-BOUND) > 0 > too_many(BOUND):
+        moved = x + optimize.brentq(too_many, -BOUND, BOUND, xtol=1e-4) * raised
+    return StretchesFit(family, moved, slopes, curvature, whole, x, (taken,), raised[None])
 
 
-def _calibrated(family: Family, x: np.ndarray, trace: Outcomes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the parameters at which the rounds of all texts are as many as were taken, and by prompt the expected
-    rounds less those [P], and their slopes [P, size].
+def at_both_ends(fit: StretchesFit, shortest: Taken) -> StretchesFit:
+    """Return a fit that expects as many rounds of the smallest gamma, too, as were taken, by what a draft behind a
+    whole one is worth; the same fit where that has no say in them.
     """
-    lengths, place = np.unique(trace.lengths.astype(np.int64), return_inverse=True)
-    taken = np.bincount(trace.text, (trace.rounds >= 0).sum(axis=1), len(trace.lengths))
-    count = np.bincount(place)
-
-    def missing(by: float) -> float:
-        rounds = family.rounds_of(family.raised(x, by)[None], family.depth, lengths)[0]
-        return float(np.log(rounds @ count / taken.sum()))
-
-    if missing(-BOUND) > 0 > missing(BOUND):
-        x = family.raised(x, optimize.brentq(missing, -BOUND, BOUND, xtol=1e-4))
-    rounds, slopes = _with_slopes(family, x, family.depth, lengths)
-    rise = np.zeros((trace.prompts, len(x)))
-    np.add.at(rise, trace.prompt, slopes.T[place])
-    return x, np.bincount(trace.prompt, rounds[place] - taken, trace.prompts), rise
+    family, x = replace(fit.family, asked=True), np.append(fit.parameters, 0.0)
+    moved = np.stack([family.raised(np.zeros(len(x)), 1.0), np.eye(len(x))[-1]])
+    taken = (*fit.taken, shortest)
+    root = optimize.root(lambda by: [each.too_many(family, x + by @ moved) for each in taken], np.zeros(2))
+    if not root.success or np.abs(root.x).max() > BOUND:
+        return fit
+    slopes, curvature = np.pad(fit.slopes, ((0, 0), (0, 1))), np.pad(fit.curvature, (0, 1))
+    curvature[-1, -1] = 1.0  # the likelihood says nothing of it: its step follows from the rounds
+    return replace(
+        fit, family=family, parameters=x + root.x @ moved, slopes=slopes, curvature=curvature, taken=taken, moved=moved
+    )

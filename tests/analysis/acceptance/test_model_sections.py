@@ -59,7 +59,8 @@ def test_there_are_tests_models_and_prediction(run_of):
     assert "fitted to the rounds of one half at gamma 4, the largest" in section.text[2]
     (_, summary), (_, table) = section.tables
     assert len(summary) == 8 and len(table) == 2 * 9  # replay stands in the second only: it is not ranked
-    assert len(section.text) == 4 and "is not ranked" in section.text[3]  # and nothing was left out
+    assert len(section.text) == 5 and "is not ranked" in section.text[3]
+    assert section.text[4] == "Not tried: stretches of the text, both ends: the run has fewer than 4 gammas."
 
 
 def test_artifacts_that_a_run_lacks_are_named(run_of, undrawn):

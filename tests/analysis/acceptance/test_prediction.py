@@ -151,7 +151,7 @@ def test_few_prompts_one_gamma_and_no_rejection_can_be_predicted():
     result = P.predict(Arms.of(simulation.iid(3, 10, 3, 0, 1.0)))
     assert result.refits == 0 and result.table["error_low"].isna().all()
     assert "without intervals no miss can be called real" in prediction_in_words(result)
-    left_out = {"capped_geometric.text", "capped_geometric.short", "replay", "stretches", "markov"}
+    left_out = {"capped_geometric.text", "capped_geometric.short", "replay", "stretches", "stretches.ends", "markov"}
     assert set(result.left_out) == left_out
     part = result.table.set_index("model")
     assert part.loc["position", "predicted"] == pytest.approx(tokens_per_round(1.0, 3))

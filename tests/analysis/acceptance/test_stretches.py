@@ -121,7 +121,10 @@ def test_a_refit_begins_at_the_maximum_and_not_where_the_mean_was_put_right(monk
     again = S.fit_stretches(4, False, trace, replace(fit, parameters=shifted))
     likelihood = S.Likelihood(fit.family, trace)  # flat along some parameters, which processors round into other ends
     assert likelihood.negative(again.likeliest)[0] == pytest.approx(likelihood.negative(fit.likeliest)[0], abs=1e-3)
-    assert again.expected.sum() == pytest.approx(0, abs=0.1)  # rounds, of 900
+    expected, _ = again.taken[0].by_prompt(again.family, again.parameters)
+    assert expected.sum() == pytest.approx(0, abs=0.1)  # rounds, of 900
+    impossible = replace(fit.taken[0], gamma=1, rounds=np.zeros(len(texts)) + 1 / len(texts))
+    assert S.at_both_ends(fit, impossible) is fit
 
 
 def chain(start, change, accept, depth):
@@ -150,6 +153,59 @@ def test_kinds_that_accept_always_or_never_are_the_markov_chain(gamma):
     assert tokens == pytest.approx(markov_tokens_per_round(a01, a11, gamma), abs=1e-6)
 
 
+@pytest.mark.parametrize("gamma", [1, 3, 6])
+def test_drafts_behind_whole_ones_have_a_chance_of_their_own(gamma):
+    first, behind = 0.6, 0.9
+    model = replace(chain([1.0], [[1.0]], [first], 7), behind=np.array([[behind]]))
+    moves = model.moves_behind(gamma)
+    after = S.stationary(moves.sum(axis=1))[0]
+    whole = np.array([first, behind]) * first ** (gamma - 1)  # chance to accept a draft whole, behind either
+    assert after @ whole == pytest.approx(after[1])
+    tokens = 1 + np.array([first, behind]) * sum(first**k for k in range(gamma))
+    assert np.einsum("i,kij,k->", after, moves[0], np.arange(1, gamma + 2)) == pytest.approx(after @ tokens)
+    alike = replace(model, behind=np.array([[first]])).moves_behind(gamma)
+    once = rounds_of_texts(model.moves(gamma), model.start, np.arange(64))
+    np.testing.assert_allclose(rounds_of_texts(alike, np.array([[1.0, 0.0]]), np.arange(64)), once)
+
+
+def test_nothing_offered_is_no_whole_draft():
+    model = replace(chain([1.0], [[1.0]], [0.5], 2), least=np.zeros((1, 4, 1)), behind=np.array([[0.9]]))
+    model.least[:, 0] = 1.0  # always silent
+    moves = model.moves_behind(2)
+    assert moves[0, 0, :, 0].tolist() == [1.0, 1.0] and moves[0, :, :, 1].sum() == 0
+
+
+def lookups(prompts, tokens, gamma, first, behind):
+    """Simulate drafts whose tokens are accepted with chance `first`, the first behind a whole draft with `behind`."""
+    generator, lines = np.random.default_rng([7, gamma]), []
+    for prompt in range(prompts):
+        left, begin = tokens, first
+        while left:
+            accepted = 0
+            while accepted < min(gamma, left - 1) and generator.random() < (first if accepted else begin):
+                accepted += 1
+            offered = min(gamma, left - 1)
+            begin = behind if 0 < accepted == offered else first
+            lines.append((f"p{prompt:05d}", offered, accepted, offered - accepted > 0, accepted + 1, left))
+            left -= accepted + 1
+    columns = ["prompt", "offered", "accepted", "rejected", "committed", "tokens_left"]
+    rounds = pd.DataFrame(lines, columns=columns).assign(gamma=gamma, repeat=0, cell="x", method=simulation.METHOD)
+    return rounds.assign(rejected=rounds["rejected"] * 1, round=rounds.groupby("prompt").cumcount())
+
+
+def test_the_smallest_gamma_tells_what_the_largest_hides(monkeypatch):
+    """At gamma 12 hardly a draft is accepted whole, so that only gamma 1 shows how well the ones behind do."""
+    monkeypatch.setattr(S, "KINDS", (1,))
+    monkeypatch.setattr(P, "SPLITS", 2)
+    found = P.predict(Arms.of(pd.concat([lookups(60, 200, gamma, 0.5, 0.8) for gamma in (1, 2, 3, 12)])), refits=50)
+    errors = {model: table.set_index("gamma") for model, table in found.table.groupby("model")}
+    one, both = errors["stretches"], errors["stretches.ends"]
+    assert one.loc[1, "error"] < -0.05 and one.loc[2, "error_high"] < 0
+    assert both["error"].abs().max() < 0.015 and found.chosen == "stretches.ends"
+    assert (both["error_low"] < both["error"]).all() and (both["error_low"] < 0.005).all()
+    assert (both["error_high"] > -0.005).all() and both["error_high"].max() < 0.05
+
+
 @pytest.mark.slow
 def test_every_gamma_is_predicted_where_the_formula_and_markov_miss(monkeypatch):
     """Drafts wear off with depth, on prompts that differ."""
@@ -164,7 +220,9 @@ def test_every_gamma_is_predicted_where_the_formula_and_markov_miss(monkeypatch)
     assert (stretches["error_high"] - stretches["error_low"]).max() < 0.08
     assert ((stretches["split_low"] <= stretches["error"]) & (stretches["error"] <= stretches["split_high"])).all()
     assert min(errors[model]["error"].abs().max() for model in ("capped_geometric.mle", "markov")) > 0.05
-    assert found.chosen == "stretches" and found.splits == 2 and found.luck < 0.1
+    ends = errors["stretches.ends"]  # where drafts are accepted alike behind whole ones, it predicts no worse
+    assert ends["error"].abs().max() < 0.015 and (ends["error_high"] - ends["error_low"]).max() < 0.08
+    assert found.chosen == "stretches.ends" and found.splits == 2 and found.luck < 0.1
     assert one_sentence(found).startswith("Capped geometric, for the drafts that were offered, ")
 
 
