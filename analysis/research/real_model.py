@@ -25,7 +25,7 @@ MODEL = "SmolLM2-135M-Instruct"
 SETS = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K", "humaneval": "HumanEval", "spec_bench": "Spec-Bench without MT-Bench"}
 STUDIES = ("bigram", "lenience", "ngrammys_ablation", "ngrammys_grid", "phase_transition")
 ALONG, DECODING, STUDY, HEADS = "along", "decoding", "study", "heads"  # parts of the benchmark
-MODELS = dict(zip(NAMES, ("capped_geometric.text", "markov", "stretches"), strict=True))  # as in the results
+MODELS = dict(zip(NAMES, ("capped_geometric.text", "markov", "stretches", "stretches.ends"), strict=True))  # in results
 TREES = "tree_search_"  # how the names of the studies of trees begin; the drafter's follows
 FASTER = "2026-11-29"  # from then on a compiled call on one token takes an eighth less
 SHOWN = "ngram"  # the drafter of the figure

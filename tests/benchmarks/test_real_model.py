@@ -12,10 +12,10 @@ are plain decoding's own; and asks `specdec.advise`, which sees the plain texts 
 greedy sessions against `generate` of transformers, too. `heads` times grounded heads, independent ones and the
 feature drafter in turn, `study` what else claims rest on.
 
-Every session writes down its minutes. On two cores `along` takes 12 to 16, and two sessions fit beside one another,
-each on one thread (MT-Bench's take 23 and 27, since conversations are written one by one); `decoding` takes 12 to 24. A
+Every session writes down its minutes. On two cores `along` takes 16 to 25, and two sessions fit beside one another,
+each on one thread (MT-Bench's take 22 and 30, since conversations are written one by one); `decoding` takes 12 to 24. A
 table is made once, in 3 to 5 minutes, and the layers of `layer_skip` are searched once for each temperature, in 2. All
-sixteen sessions together took three hours and twenty minutes so. Greedy GSM8K's timed a sixth drafter then, the feature
+sixteen sessions together took three hours and a half so. Greedy GSM8K's timed a sixth drafter then, the feature
 drafter. Grids took 11 and 17 minutes, phase transitions 9.
 """
 
@@ -109,7 +109,7 @@ SHARED = ("target=smollm2", "measurement.cost_contexts=[]", "measurement.sampled
 SHARED += ("tracking.enabled=false",)
 KEPT = ("account/", "iid/", "lossless/", "cost/", "category/", "null/", "repetition/")
 KEPT += ("speedup", "tokens_per_round", "alpha")
-MODELS = ("capped_geometric.text", "markov", "stretches")
+MODELS = ("capped_geometric.text", "markov", "stretches", "stretches.ends")
 
 BEGUN: list[float] = []  # when this session began, or went on
 

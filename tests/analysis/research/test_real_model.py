@@ -27,7 +27,7 @@ def walked(errors):
     return {
         **{"part": "along", "set": "gsm8k", "temperature": 0, "name": "ngram", "prompts": PROMPTS, "tokens": 200},
         **{"gammas": [1, 2, 3], "tokens_per_round": [1.2, 1.3, 1.4], "intervals": [[1.1, 1.5]] * 3},
-        "errors": {"capped_geometric.text": errors, "markov": right, "stretches": right},
+        "errors": {"capped_geometric.text": errors, "markov": right, "stretches": right, "stretches.ends": right},
     }
 
 
