@@ -42,7 +42,7 @@ def errors_section(sources: pd.DataFrame, title: str) -> Section:
     missed = sources[~(near[best] | inside)]
     beside = ", ".join(f"{names[name]} on {near[name].sum()}" for name in reversed(others))
     words = (
-        f"Of {counted(len(sources), 'source')}, the model of {names[best]} is less than 2% off at every gamma on "
+        f"Of {counted(len(sources), 'source')}, “{names[best]}” is less than 2% off at every gamma on "
         f"{near[best].sum()}; on {(~near[best] & inside).sum()} more its worst miss is not significant. Others are "
         f"less than 2% off as follows: {beside}."
     )
