@@ -495,16 +495,18 @@ def fit_stretches(depth: int, offers: bool, trace: Outcomes, near: StretchesFit 
 
 def at_both_ends(fit: StretchesFit, shortest: Taken) -> StretchesFit:
     """Return a fit that expects as many rounds of the smallest gamma, too, as were taken, by what a draft behind a
-    whole one is worth; the same fit where that has no say in them.
+    whole one is worth; of both gammas as nearly as can be, where they would need more of it than a certain acceptance.
     """
     family, x = replace(fit.family, asked=True), np.append(fit.parameters, 0.0)
     moved = np.stack([family.raised(np.zeros(len(x)), 1.0), np.eye(len(x))[-1]])
     taken = (*fit.taken, shortest)
-    root = optimize.root(lambda by: [each.too_many(family, x + by @ moved) for each in taken], np.zeros(2))
-    if not root.success or np.abs(root.x).max() > BOUND:
-        return fit
+
+    def missed(by: np.ndarray) -> list[float]:
+        return [each.too_many(family, x + by @ moved) for each in taken]
+
+    by = optimize.least_squares(missed, np.zeros(2), bounds=(-BOUND, BOUND)).x
     slopes, curvature = np.pad(fit.slopes, ((0, 0), (0, 1))), np.pad(fit.curvature, (0, 1))
     curvature[-1, -1] = 1.0  # the likelihood says nothing of it: its step follows from the rounds
     return replace(
-        fit, family=family, parameters=x + root.x @ moved, slopes=slopes, curvature=curvature, taken=taken, moved=moved
+        fit, family=family, parameters=x + by @ moved, slopes=slopes, curvature=curvature, taken=taken, moved=moved
     )

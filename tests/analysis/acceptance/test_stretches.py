@@ -123,8 +123,10 @@ def test_a_refit_begins_at_the_maximum_and_not_where_the_mean_was_put_right(monk
     assert likelihood.negative(again.likeliest)[0] == pytest.approx(likelihood.negative(fit.likeliest)[0], abs=1e-3)
     expected, _ = again.taken[0].by_prompt(again.family, again.parameters)
     assert expected.sum() == pytest.approx(0, abs=0.1)  # rounds, of 900
-    impossible = replace(fit.taken[0], gamma=1, rounds=np.zeros(len(texts)) + 1 / len(texts))
-    assert S.at_both_ends(fit, impossible) is fit
+    few = replace(fit.taken[0], gamma=1, rounds=fit.taken[0].lengths / 2)  # every draft of one token accepted
+    ends = S.at_both_ends(fit, few)
+    assert 0 < few.too_many(ends.family, ends.parameters) < few.too_many(fit.family, fit.parameters) / 2
+    assert np.abs(ends.parameters).max() < 2 * S.BOUND
 
 
 def chain(start, change, accept, depth):
