@@ -1,8 +1,8 @@
 """A decoder's pass cut into programs: a head, one layer of each kind, a tail. All tensors are arguments, weights too.
 
 A model of thirty equal layers is three programs, as one of eight is: the layer is called thirty times, each time with
-the weights of another. Layers are of one kind if their modules, shapes and arguments are the same. Whether a pass of
-these calls is the model's own is for the caller to check.
+the weights of another. Layers are of one kind if their modules, shapes and arguments are the same. Small layers are
+called two at a time. Whether a pass of these calls is the model's own is for the caller to check.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -23,6 +23,9 @@ from specdec.models.forward_pass import Pass, run_model
 from specdec.models.partial import blocks_of
 
 _TOKENS, _PREFIX, _CAPACITY = 7, 40, 307  # of the example calls: equal sizes would be taken for one
+# Bytes of a layer's weights, below which two layers are a program: a call of one takes about two microseconds, which
+# are a twentieth of the time of a layer of 2 MB on an AMD EPYC.
+_SMALL = 6 << 20
 Made = Literal["states", "logits"]
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
@@ -64,28 +67,34 @@ def cut(decoder: Decoder, cache: KVCache) -> list[Call]:
             "head", head, ["tokens", "places", *windows], places + 1, places + _PREFIX, form.masks(_TOKENS)
         )
         names = ["states 0", *(f"shared {number}" for number in range(len(exported.values) - 1))]
-        call, made = exported.call("", names, {})
+        call, made = exported.call(names, {})
         examples = {each: _example(value) for each, value in zip(names, exported.values, strict=True)}
         calls, kinds = [call], dict[Hashable, _Exported]()
-        for index, (block, taken) in enumerate(zip(blocks, head.called.taken, strict=True)):
-            place = _place(block)
-            slots = () if place is None else (f"keys {place}", f"values {place}")
+        small = all(sum(each.nbytes for each in block.parameters()) < _SMALL for block in blocks)
+        size = 2 if small and len(blocks) % 2 == 0 and not any(decoder.kept) else 1  # any: read between the layers
+        for first in range(0, len(blocks), size):
+            end = first + size
+            part = _Layers(blocks[first:end], head.called.taken[first:end])
+            slots = [f"{of} {place}" for place in part.places if place is not None for of in ("keys", "values")]
             whole = with_tensors(model, cache, slots)
-            arguments = str((taken.leaves, taken.structure))
-            kind = (_kind(block), arguments, *((buffer.shape[1::2], buffer.dtype) for buffer in whole))
-            own = ["states", *(f"given {number}" for number in range(len(taken.names))), "keys", "values"]
+            own = ["states", *(f"given {place}" for place in range(len(part.names)))]
+            own += [f"slot {place}" for place in range(len(slots))]
+            values = [f"states {first}", *(made[each] for each in part.names), *slots]
+            given = dict(zip(own, values, strict=True))
+            for number, block in enumerate(part.blocks):
+                weights = [name for name, _ in (*block.named_parameters(), *block.named_buffers())]
+                given |= {f".{number}.{weight}": f".{paths[block]}.{weight}" for weight in weights}
+            kind = (part.kind, *((buffer.shape[1::2], buffer.dtype) for buffer in whole))
             if kind not in kinds:
                 buffers = [buffer.new_zeros(1, buffer.shape[1], _CAPACITY, buffer.shape[3]) for buffer in whole]
-                part, tensors = _Layer(block, taken, place), [examples[each] for each in taken.names]
+                tensors = [examples[each] for each in part.names]
                 kinds[kind] = _exported("layer", part, own, examples["states 0"], tensors, buffers)
-            values = [f"states {index}", *(made[each] for each in taken.names), *slots]
-            given = dict(zip(own, values, strict=False))
-            calls.append(kinds[kind].call(f".{paths[block]}", [f"states {index + 1}"], given)[0])
+            calls.append(kinds[kind].call([f"states {end}"], given)[0])
         # Apart, because a prefill has a use for the states and none for logits.
         made_last: Sequence[Made] = ("states", "logits") if 0 in decoder.kept else ("logits",)
         for value in made_last:
             exported = _exported("tail", _Tail(form, value), ["states"], examples["states 0"])
-            calls.append(exported.call("", [value], {"states": f"states {len(blocks)}"})[0])
+            calls.append(exported.call([value], {"states": f"states {len(blocks)}"})[0])
         return calls
 
 
@@ -95,7 +104,7 @@ def product(weight: Tensor) -> Call:
         part = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         part.weight = nn.Parameter(weight.detach(), requires_grad=False)
         exported = _exported("product", part, ["vectors"], weight.new_zeros(1, _TOKENS, weight.shape[1]))
-    return exported.call("", ["logits"], {})[0]
+    return exported.call(["logits"], {})[0]
 
 
 def with_tensors(model: Any, cache: KVCache, inputs: Sequence[Any]) -> list[Any]:
@@ -211,24 +220,40 @@ class _Head(nn.Module):
         return [*read, *shared]
 
 
-class _Layer(nn.Module):
-    """A layer, whose part of the cache is an argument that it writes into."""
+class _Layers(nn.Module):
+    """Layers that follow one another, whose parts of the cache are arguments that they write into.
 
-    def __init__(self, block: nn.Module, taken: _Taken, place: int | None) -> None:
+    Attributes:
+        places: the number of each layer's part of the cache; None for one without attention.
+        names: of the tensors that they are given, among those of the head.
+        kind: all that makes them another program, but for the shape of their parts of the cache.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], taken: Sequence[_Taken]) -> None:
         super().__init__()
-        self.block, self._taken, self._place = block, taken, place or 0
+        self.blocks, self._taken = nn.ModuleList(blocks), taken
+        self.places = [_place(block) for block in blocks]
+        self.names = list(dict.fromkeys(name for each in taken for name in each.names))
+        self.kind = str([
+            (_kind(block), each.leaves, each.structure, [self.names.index(name) for name in each.names])
+            for block, each in zip(blocks, taken, strict=True)
+        ])  # fmt: skip
 
     def forward(self, states: Tensor, tensors: list[Tensor], buffers: Sequence[Tensor]) -> Tensor:
-        cache = KVCache(self._place + 1, _CAPACITY)
+        cache = KVCache(max(place or 0 for place in self.places) + 1, _CAPACITY)
         if buffers:
-            layer = cache.layers[self._place]
-            layer.keys, layer.values = buffers
-            layer.dtype, layer.device, layer.is_initialized = layer.keys.dtype, layer.keys.device, True
             mask = next(each for each in tensors if each.dim() == 4)  # [1, 1, N, prefix + N]
             cache.length = mask.shape[-1] - states.shape[1]
-        args, options = self._taken.arguments(tensors, cache)
-        result = self.block(states, *args, **options)
-        return result[0] if isinstance(result, tuple) else result
+        given, slots = dict(zip(self.names, tensors, strict=True)), iter(buffers)
+        for block, taken, place in zip(self.blocks, self._taken, self.places, strict=True):
+            if place is not None:
+                layer = cache.layers[place]
+                layer.keys, layer.values = next(slots), next(slots)
+                layer.dtype, layer.device, layer.is_initialized = layer.keys.dtype, layer.keys.device, True
+            args, options = taken.arguments([given[name] for name in taken.names], cache)
+            result = block(states, *args, **options)
+            states = result[0] if isinstance(result, tuple) else result
+        return states
 
 
 class _Tail(nn.Module):
@@ -282,17 +307,13 @@ class _Exported(NamedTuple):
     values: Sequence[Tensor]
     places: Sequence[int | str]
 
-    def call(
-        self, path: str, names: Sequence[str], given: Mapping[str, Tensor | str]
-    ) -> tuple[Call, dict[str, Tensor | str]]:
-        """Return a call with the weights of the module at a path, and what it makes, or what was given, by the `names`
-        of what the part returns. Arguments are `given` by their names; others are values of that name.
+    def call(self, names: Sequence[str], given: Mapping[str, Tensor | str]) -> tuple[Call, dict[str, Tensor | str]]:
+        """Return a call with what is `given` in the place of inputs of that name, and what it makes, or what was given,
+        by the `names` of what the part returns.
         """
 
         def value(each: Tensor | str) -> Tensor | str:
-            if isinstance(each, str):
-                return path + each if each.startswith(".") else given.get(each, each)
-            return each
+            return given.get(each, each) if isinstance(each, str) else each
 
         placed = dict(zip(names, self.places, strict=True))
         outputs = [name for name, place in placed.items() if isinstance(place, int)]

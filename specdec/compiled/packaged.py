@@ -30,7 +30,7 @@ from specdec.replaced import replaced
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 12  # changes whenever the kernels do
+_FORMAT = 13  # changes whenever the kernels do
 # Operations between products stay on one thread: on few tokens there is too little of them to share.
 _SETTINGS: dict[str, Any] = {"cpp.min_chunk_size": 1 << 20}
 # Seconds on two cores of a Xeon that are not quite quiet: what torch's headers and its import take, and a program.
@@ -57,7 +57,9 @@ def making_s(decoder: Decoder, packages: PackageFolder) -> float:
 def _shape(decoder: Decoder) -> dict[str, Any]:
     """Return what a pass depends on as far as it is known before it is cut."""
     weights = sorted({(str(each.dtype), *each.shape) for each in decoder.model.parameters()})  # whatever the depth
-    return {"format": _FORMAT, "weights": weights, "windows": decoder.windows, "machine": machine_identity()}
+    pairs = (decoder.layers % 2 == 0, any(decoder.kept))  # on which it depends whether two layers are a program
+    known = {"weights": weights, "windows": decoder.windows, "pairs": pairs, "machine": machine_identity()}
+    return {"format": _FORMAT, **known}
 
 
 def packaged_step(
