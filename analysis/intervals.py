@@ -3,8 +3,8 @@
 Rounds of one prompt are dependent, prompts are not: so prompts are resampled with replacement, and every statistic is
 recomputed from the sums over the resampled prompts. All statistics share their replicates, so that differences and
 products of statistics keep their dependence. The percentiles of few prompts lie too close together; they are moved
-apart, on a scale on which the quantity has no bounds, so that no interval holds what cannot be (`bootstrap_bounds`).
-Below `FEWEST` prompts there is no interval, and so no verdict.
+apart, on a scale on which the quantity has no bounds, so that no interval holds what cannot be. Below `FEWEST` prompts
+there is no interval, and so no verdict.
 """
 
 from collections.abc import Callable, Iterator, Mapping

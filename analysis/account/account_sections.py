@@ -5,7 +5,6 @@ from math import inf, isnan, nan
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..figures import pictures, style
@@ -22,7 +21,7 @@ _TICKS = ((5, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)), (30, (1, 2, 3, 5)), (300, (
 
 
 def factor_table(account: Account, simulated: bool = False) -> pd.DataFrame:
-    """Return a line per factor in order, and one for what was measured: name, formula, value, product so far, effect.
+    """Return a line per factor in order, and one for what was measured: words, value, product so far, and effect.
     The last line is the speedup, or without seconds tokens per round.
     """
     lines, product = [], 1.0
@@ -88,7 +87,7 @@ def without_alpha(groups: Sequence[Account], by: str) -> tuple[str, ...]:
 
 def account_sections(run: Run) -> list[Section]:
     """Return the account of the primary gamma, by category where there are several, and the worst and best prompts.
-    UsageError if the run lacks what an account needs.
+    UsageError as of `account_sums`.
     """
     sums = account_sums(run)
     account = sums.account()
@@ -151,38 +150,45 @@ def account_section(account: Account, run: Run) -> Section:
 
 @style.in_style
 def waterfall(account: Account, *, title: str, simulated: bool = False) -> Figure:
-    """Draw a bar per factor, top to bottom, from the product so far to the next one, on a log axis.
-
-    Factors above 1 go right, below 1 left; paler where the interval contains 1. The first bar is the promise, the last
-    the measurement; both begin at 1, where speculation breaks even.
-
+    """Draw a bar per factor, top to bottom, from the product so far to the next one, on a log axis; paler where the
+    interval contains 1. The first bar is the promise, the last the measurement; both begin at 1, the break-even.
     simulated: times come from a cost model, and the last bar says so.
     """
-    count = len(account.factors) + 1
-    figure, axes = style.new_figure(title, _caption(account), height=2.0 + 0.46 * count)
+    rows = [f"{words.name}\n{words.symbol}" for words in map(account.named, account.factors)]
+    rows.append("simulated speedup\ncost model" if simulated else "measured speedup\nwall clock")
+    figure, axes = style.new_figure(title, _caption(account), height=2.0 + 0.46 * len(rows))
     start, limits = 1.0, [1.0]
-    for place, (factor, value) in enumerate(account.factors.items()):
+    for place, name in enumerate((*account.factors, "speedup")):
+        interval, last = account.intervals[name], name == "speedup"
+        value = interval.estimate
+        start = 1.0 if last else start
         end = start * value
-        neutral = factor == "omega" or abs(value - 1) <= EXACT
-        colour = style.GREY if neutral else style.BLUE if value > 1 else style.ORANGE
-        sure = neutral or account.intervals[factor].contains(1.0) is not True
-        value_in_words = f"{account.named(factor).name}: {account.intervals[factor]:.3f}"
-        limits += _bar(axes, place, start, end, account.intervals[factor], colour, 1.0 if sure else 0.45)
-        style.tip(axes.patches[-1], value_in_words)
-        _label(axes, place, f"{value:.2f}" if factor == "omega" else f"×{value:.3f}")
-        axes.plot([end, end], [place + 0.34, place + 0.66], color=style.BLACK, linewidth=1.0)
-        start = end
-    limits += _bar(axes, count - 1, 1.0, account.speedup, account.intervals["speedup"], style.BLACK, 1.0)
-    style.tip(axes.patches[-1], f"speedup: {account.intervals['speedup']:.3f}")
-    _label(axes, count - 1, f"{account.speedup:.2f}", weight="bold")
+        neutral = last or name == "omega" or abs(value - 1) <= EXACT
+        colour = style.BLACK if last else style.GREY if neutral else style.BLUE if value > 1 else style.ORANGE
+        sure = neutral or interval.contains(1.0) is not True
+        # The edge shows a bar that has no width.
+        axes.barh(place, end - start, left=start, height=0.62, color=colour, edgecolor=colour, linewidth=1.5,
+                  alpha=1.0 if sure else 0.45)  # fmt: skip
+        limits += [start, end]
+        if interval.known and interval.low != interval.high:
+            bounds = [start * interval.low, start * interval.high]
+            limits += bounds
+            for ink, size, width, above in (("white", 9, 3.6, 3), (style.BLACK, 8, 1.2, 3.1)):
+                axes.plot(bounds, [place] * 2, "|-", color=ink, markersize=size, markeredgewidth=width,
+                          linewidth=width, zorder=above)  # fmt: skip
+        style.tip(axes.patches[-1], f"{name if last else account.named(name).name}: {interval:.3f}")
+        # The values stand in a column at the right end, where no bar can hide them.
+        axes.annotate(f"{value:.2f}" if last or name == "omega" else f"×{value:.3f}", (1.01, place),
+                      xycoords=axes.get_yaxis_transform(), ha="left", va="center", fontsize=11,
+                      fontweight="bold" if last else "normal", annotation_clip=False)  # fmt: skip
+        if not last:
+            axes.plot([end, end], [place + 0.34, place + 0.66], color=style.BLACK, linewidth=1.0)
+            start = end
     axes.axvline(1, color=style.BLACK, linewidth=1.6, linestyle=":", zorder=0.9)
     axes.annotate("breaks even", (1, 1), xycoords=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=10)
-
-    labels = [account.named(factor) for factor in account.factors]
-    last = "simulated speedup\ncost model" if simulated else "measured speedup\nwall clock"
-    axes.set_yticks(range(count), [*(f"{item.name}\n{item.symbol}" for item in labels), last])
+    axes.set_yticks(range(len(rows)), rows)
     axes.tick_params(axis="y", length=0, labelsize=10.5)
-    axes.set_ylim(count - 0.45, -0.55)
+    axes.set_ylim(len(rows) - 0.45, -0.55)
     axes.grid(axis="y", visible=False)
     low, high = min(limits), max(limits)
     margin = max((high / low) ** 0.06, 1.02)  # some width even if all is 1
@@ -192,30 +198,6 @@ def waterfall(account: Account, *, title: str, simulated: bool = False) -> Figur
     pictures.log_axis(axes, ticks, "product of the factors so far (log scale)", base=10)
     axes.set_xlim(low / margin, high * margin)
     return figure
-
-
-def _bar(
-    axes: Axes, place: int, start: float, end: float, interval: Interval, colour: str, strength: float
-) -> list[float]:
-    """Draw one bar with its whisker; return the ends of both."""
-    # The edge shows a bar that has no width.
-    axes.barh(
-        place, end - start, left=start, height=0.62, color=colour, edgecolor=colour, linewidth=1.5, alpha=strength
-    )
-    if not interval.known or interval.low == interval.high:
-        return [start, end]
-    bounds = [start * interval.low, start * interval.high]
-    axes.plot(bounds, [place] * 2, "|-", color="white", markersize=9, markeredgewidth=3.6, linewidth=3.6, zorder=3)
-    axes.plot(
-        bounds, [place] * 2, "|-", color=style.BLACK, markersize=8, markeredgewidth=1.2, linewidth=1.2, zorder=3.1
-    )
-    return [start, end, *bounds]
-
-
-def _label(axes: Axes, place: int, text: str, weight: str = "normal") -> None:
-    """Write the value in a column at the right end, where no bar can hide it."""
-    axes.annotate(text, (1.01, place), xycoords=axes.get_yaxis_transform(), ha="left", va="center", fontsize=11,
-                  fontweight=weight, annotation_clip=False)  # fmt: skip
 
 
 def _caption(account: Account) -> str:

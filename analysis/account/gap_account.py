@@ -323,15 +323,11 @@ def gap_account(
     doubt: str = "",
 ) -> Account:
     """Return the account of the prompts in `table`, an `account_table` of a run or of a part of its prompts, or the
-    sums of an imported file. ValueError if times are not positive.
-
-    t1_s: seconds of the target's call on one token, None where nothing was timed; alpha: used where the table has no
-    sums of alpha, and held fixed in the intervals; alpha_of_text: False if alpha was fitted to the same rounds; doubt:
-    why what was timed gives no verdict, and so gets no interval.
+    sums of an imported file. t1_s, alpha: see `account_values`; alpha_of_text, doubt: see `Account`. ValueError if
+    times are not positive.
     """
     if t1_s is not None and not (t1_s > 0 and table["verify_s"].sum() > 0 and table["baseline_round_s"].sum() > 0):
         raise ValueError("the account needs positive times: t1, verification, and the baseline's rounds")
-
     ranges = {
         **dict.fromkeys(("omega", "omega_bar", "replay", "tokens_per_round"), per_round(gamma)),
         **dict.fromkeys(("alpha", "draft", "restore", "overhead"), SHARE),

@@ -122,7 +122,8 @@ def _limit(
     if held != held:
         held = held_slots(curve.measured.prompt, curve.output, gamma, float(np.nan_to_num(facts.of("state", server))))
     said = f"{ran:.0f} run at most, as --most-running says"
-    if full := next((gauge for gauge in gauges if gauge.full), None):
+    # Requests that wait while the KV cache is used up wait for memory, and not because of a limit of sequences.
+    if full := next((gauge for gauge in gauges if gauge.usage >= 0.95 and gauge.waiting > 0), None):
         slots = full.slots if slots != slots else slots
         ran = full.running if ran != ran else ran
         said = (
@@ -184,8 +185,7 @@ def _observed(points: pd.DataFrame, gauges: Sequence[Gauges]) -> Section:
 
 def _acceptance(server: str, table: pd.DataFrame) -> Section:
     """Reconcile the numbers of acceptance that a file has, at the largest load."""
-    point = table.iloc[-1]
-    pooled, mean, share = (float(point[name]) for name in ("pooled", "by_request", "accepted_share"))
+    pooled, mean, share = (float(table[name].iloc[-1]) for name in ("pooled", "by_request", "accepted_share"))
     said = []
     if pooled == pooled and mean == mean:
         said.append(
@@ -225,8 +225,8 @@ def _parts(table: pd.DataFrame, curve: PlainCurve | None) -> pd.DataFrame:
         own = curve.first_token_ms(table["in_flight"].to_numpy(float), step) / 1e3
     waiting = (first - own).clip(lower=0)
     waiting = waiting.where(waiting > FEW_WAIT * total, 0.0)
-    after_first = table["output_tokens"] - 1  # the first token ends the time to the first token
-    rounds = after_first * table["step_ms"] / table["pooled"].fillna(table["by_request"]) / 1e3
+    # The first token ends the time to the first token.
+    rounds = (table["output_tokens"] - 1) * table["step_ms"] / table["pooled"].fillna(table["by_request"]) / 1e3
     made = {"total": total, "waiting": waiting, "first": first - waiting, "rounds": rounds}
     parts = pd.DataFrame({"in_flight": table["in_flight"], **made})
     left = parts["total"] - parts[["waiting", "first", "rounds"]].sum(axis=1)

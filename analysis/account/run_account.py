@@ -93,7 +93,6 @@ class AccountSums:
     replicates: int
 
     def account(self) -> Account:
-        """Return the account of the whole run."""
         return self._made(self.table, self.work.t1_s)
 
     def by(self, by: Literal["category", "prompt"]) -> list[Account]:
@@ -129,11 +128,9 @@ def account_sums(run: Run) -> AccountSums:
 
 
 def foreign_sums(run: Run) -> Mapping[int, pd.DataFrame]:
-    """Return the sums of an imported data set by prompt (index), by gamma.
-
-    They are those of `account_table`, with what `foreign_intervals` needs, and with lengths by position also own_rounds
-    and along_rounds: expected where each text has its own alpha, and counted where every draft token is as good as a
-    first one. Without such lengths alpha is fitted to the rounds; where nothing was ever tested there is none.
+    """Return the sums of an imported data set by prompt (index), by gamma: those that `account_values` takes, with
+    own_rounds and along_rounds where lengths are by position, and what `foreign_intervals` needs. Without such lengths
+    alpha is fitted to the rounds; where nothing was ever tested there is none.
     """
     arms, text_alpha, replay = run.arms(), run.alpha_sums(), run.replay()
     tables = {}

@@ -37,7 +37,7 @@ class Shapes:
     # plain steps of the same run, `speedup`; and its tokens per call (`gain`) and speedup (`net`) over the chain's,
     # less 1
     values: tuple[dict[str, Interval], ...]
-    prompts: int  # number of prompts
+    prompts: int
 
     def column(self, name: str) -> np.ndarray:
         """Return the estimates of a value, [shapes]."""
@@ -96,7 +96,7 @@ def _name(run: Run) -> str:
 
 def shape_section(runs: Sequence[Run]) -> Section:
     """Say what each shape accepts beyond the chain and what takes it away, with the accounts side by side.
-    UsageError as in `compare_shapes`, or if a run lacks what an account needs.
+    UsageError as of `compare_shapes` and `account_sums`.
     """
     shapes = compare_shapes(runs)
     answer = " ".join(_sentence(shapes, place) for place in range(1, len(shapes.runs)))

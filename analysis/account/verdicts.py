@@ -21,9 +21,7 @@ _NETTED = ("overhead", "baseline")  # in one for sentences: plain decoding runs 
 
 
 def of_drafts(account: Account, asked: str, offered: str) -> str:
-    """Return what the capped geometric says of the drafts that were asked for and of those that were offered, in one
-    line that says why they differ; the first alone where all were offered.
-    """
+    """Return what the capped geometric says of the drafts that were asked for and, if fewer were offered, of those."""
     said = f"{asked} for {counted(account.gamma, 'draft token')} a round"
     if _all_offered(account):
         return said
@@ -103,8 +101,7 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
     sides = [
         f"{verb} at {where(part)}" for verb, part in (("over-predicts", over), ("under-predicts", under)) if len(part)
     ]
-    mean = known["error"].mean()
-    average = f", {mean:+.1%} in the mean over {len(known)} gammas" if len(known) > 1 else ""
+    average = f", {known['error'].mean():+.1%} in the mean over {len(known)} gammas" if len(known) > 1 else ""
     return (
         f"Against the {subject} the capped geometric {' and '.join(sides)}, by more than chance; its error "
         f"is {size} at most{smallest}{average}."
@@ -167,9 +164,9 @@ def losses(account: Account) -> tuple[str, str]:
 def verdict(account: Account, simulated: bool = False, noise: float = 0.0, refuted: bool = False) -> str:
     """Say in one sentence whether speculation pays, how far that is from the capped geometric, and what the gap is.
 
-    The promise counts the drafts that were paid for, so drafting is in it and not in the gap. What the gap is
-    made of are the factors of `causes`; one whose interval contains 1 is called not significant, and a gain is named
-    only if it is significant or has no interval.
+    The promise counts the drafts that were paid for, so drafting is in it and not in the gap. What the gap is made of
+    are the `causes`; one whose interval contains 1 is called not significant, and a gain is named only if it is
+    significant or has no interval.
 
     simulated: times come from a cost model; noise: see `unsettled`; refuted: outputs are not the target's own, so that
     nothing is said of whether it pays.

@@ -5,6 +5,7 @@ rests on, and the level of its intervals.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, isfinite
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -57,24 +58,12 @@ LINES = {  # name of a model: what it is called, colour, dash, marker
 }
 
 
-@dataclass(frozen=True)
-class Basis:
+class Basis(NamedTuple):
     """Sizes behind the numbers of a figure, for its caption."""
 
     prompts: int
     rounds: int  # 0 is not stated
     alpha: float | None  # with which the capped geometric was computed; None or NaN is not stated
-
-    def caption(self, has_interval: bool) -> str:
-        """Return one sentence; `has_interval` says whether any point has bounds."""
-        notes = [
-            ", ".join(counted(n, name) for n, name in ((self.prompts, "prompt"), (self.rounds, "round")) if n),
-            "measured points with 95% prompt-bootstrap intervals" if has_interval else "no intervals",
-            ""
-            if self.alpha is None or not isfinite(self.alpha)
-            else f"capped geometric: every token accepted with α\u00a0=\u00a0{self.alpha:.3f}",
-        ]
-        return "; ".join(note for note in notes if note) + "."
 
 
 _PAIRED = (  # the panel below a curve
@@ -103,10 +92,15 @@ def curve(
     gamma; empty ones are left out. primary_gamma: its point is larger.
     """
     known = measured[["value_low", "value_high"]].notna().all(axis=1).any()
+    sizes = ", ".join(counted(n, name) for n, name in ((basis.prompts, "prompt"), (basis.rounds, "round")) if n)
+    notes = [sizes, "measured points with 95% prompt-bootstrap intervals" if known else "no intervals"]
+    if basis.alpha is not None and isfinite(basis.alpha):
+        notes.append(f"capped geometric: every token accepted with α\u00a0=\u00a0{basis.alpha:.3f}")
+    caption = "; ".join(filter(None, notes))
     highest = max([*measured["value"], *(value for values in lines.values() for value in values.values())], default=1.0)
     cut = int((measured["value_high"] > _TALLEST * highest).sum())
-    remark = f" {counted(cut, 'interval')} reach{'es' * (cut == 1)} above the top." if cut else ""
-    caption, height = basis.caption(bool(known)) + remark, style.HEIGHT + 0.4
+    caption += f". {counted(cut, 'interval')} reach{'es' * (cut == 1)} above the top." if cut else "."
+    height = style.HEIGHT + 0.4
     paired = bool(lines.get("capped_geometric")) and "error" in measured and bool(measured["error_low"].notna().any())
     if paired:
         figure, panels = style.new_panels(title, caption + _PAIRED, height + 1.4, 2, sharex=True, height_ratios=(3, 1))
@@ -412,8 +406,7 @@ def timeline(shown: Stretch, *, title: str, simulated: bool = False) -> Figure:
                     ends = [-line - _TALL / 2, -line + _TALL / 2]
                     axes.plot([where, where], ends, color=style.BLACK, linewidth=0.4)
             middle = (start + draft + verify / 2) * per_unit
-            number = f"{int(one.committed)}"
-            axes.text(middle, -line + _TALL / 2 + 0.03, number, ha="center", va="bottom", fontsize=9)
+            axes.text(middle, -line + _TALL / 2 + 0.03, f"{one.committed:.0f}", ha="center", va="bottom", fontsize=9)
             start += whole
         end, tokens = start * per_unit, int(rows["committed"].sum())
         axes.annotate(f"{tokens} tokens, {tokens / rows['round_s'].sum():.0f} per second", (end, -line), xytext=(5, 0),

@@ -68,8 +68,7 @@ def comparable(opened: Sequence[RunArms]) -> list[Comparable]:
     by_setting: dict[tuple[str, str], list[RunArms]] = {}
     for member in opened:
         run = _first(member).run
-        key = (run.setting, content_hash(run, "model")[:8])
-        by_setting.setdefault(key, []).append(member)
+        by_setting.setdefault((run.setting, content_hash(run, "model")[:8]), []).append(member)
     settings = [setting for setting, _ in by_setting]
     groups: list[tuple[str, tuple[RunArms, ...]]] = []
     for (setting, weights), members in by_setting.items():
@@ -188,15 +187,14 @@ def comparison_sections(group: Comparable, groups: Sequence[Comparable]) -> tupl
     labels = [named[place] for place in places]
     prompts, pairing = common_prompts(arms)
     clock = "Time is simulated by a cost model. " if any(run.simulated for run in runs) else ""
-    notes = [f"{clock}Each run at its own primary gamma. {pairing}", differences_in_words(runs, labels)]
-    names = arm_labels([next(iter(own.values())) for own in opened])
-    notes += [
-        best_gamma_in_words(own, name.partition(", γ ")[0], replicates)
-        for own, name in zip(opened, names, strict=True)
-        if len(own) > 1
-    ]
-    notes = [sentence for sentence in notes if sentence]
-    loops, doubt = loops_in_words(runs, labels), doubts_in_words(arms, labels)
+    names = [name.partition(", γ ")[0] for name in arm_labels([_first(own) for own in opened])]
+    several = [(own, name) for own, name in zip(opened, names, strict=True) if len(own) > 1]
+    best_gammas = [best_gamma_in_words(own, name, replicates) for own, name in several]
+    how = f"{clock}Each run at its own primary gamma. {pairing}"
+    notes = [*filter(None, (how, differences_in_words(runs, labels))), *best_gammas]
+    loops = loops_in_words(runs, labels)
+    doubted = "; ".join(f"{label}: {arm.doubt}" for arm, label in zip(arms, labels, strict=True) if arm.doubt)
+    doubt = f"No verdict on speed, only on tokens. {doubted}." if doubted else ""
     sums, depths = [arm.sums for arm in arms], [arm.gamma for arm in arms]
     scores = score(sums, labels, prompts, replicates, depths=depths, doubt=doubt)
     if len(arms) == 1:
@@ -230,19 +228,18 @@ def comparison_sections(group: Comparable, groups: Sequence[Comparable]) -> tupl
             title += unclear if close else ", told apart from all others"
         figure = leaderboard_figure(scores, kind, title=f"{title}\n{group.heading}")
         figures.append((f"leaderboard_{kind}{number}", figure))
-    answer = tuple(part for part in (start + leaderboard_in_words(scores), missing) if part)
+    answer = tuple(filter(None, (start + leaderboard_in_words(scores), missing)))
     board = leaderboard(scores, arms, prompts, replicates)
-    behind = tuple(part for part in (in_pairs, *notes) if part)
     sections = (
         Section(first, answer, ((caption, board),), tuple(figures[:1])).ending(loops).beginning(refuted, doubt),
-        Section(second, behind, tuple(tables), tuple(figures[1:])),
+        Section(second, (in_pairs, *notes), tuple(tables), tuple(figures[1:])),
     )
     return (sections[0].simulated(), sections[1].simulated()) if clock else sections
 
 
 def primary_arm(arms: RunArms) -> RunArm:
     """Return the arm at the run's primary gamma. UsageError if that was not measured."""
-    run = next(iter(arms.values())).run
+    run = _first(arms).run
     wanted = next(iter(arms)) if len(arms) == 1 else run.primary_gamma
     if wanted is None:  # structures without a gamma of their own
         wanted = int(run.account()["primary_gamma"])
@@ -307,20 +304,18 @@ def refuted_in_words(runs: Sequence[Run], labels: Sequence[str]) -> str:
     return " ".join(f"{label}: {run.refuted}" for run, label in zip(runs, labels, strict=True) if run.refuted)
 
 
-def doubts_in_words(arms: Sequence[RunArm], labels: Sequence[str]) -> str:
-    """Say of which runs other work disturbed too much for a verdict on speed; empty if of none."""
-    doubted = [f"{label}: {arm.doubt}" for arm, label in zip(arms, labels, strict=True) if arm.doubt]
-    return f"No verdict on speed, only on tokens. {'; '.join(doubted)}." if doubted else ""
-
-
 def loops_in_words(runs: Sequence[Run], labels: Sequence[str]) -> str:
     """Say how many prompts of each run have an output that loops; empty if none of any has."""
-    by_share: dict[str, list[str]] = {}
-    for run, label in zip(runs, labels, strict=True):
-        if "repetition/share" in run.metrics:  # which other engines' records have not
-            by_share.setdefault(f"{run.metrics['repetition/share']:.0%}", []).append(label)
-    said = "; ".join(f"{share} in {joined(names)}" for share, names in by_share.items())
-    return f"Prompts with an output that falls into a loop: {said}." if set(by_share) - {"0%"} else ""
+    shares = [run.metrics.get("repetition/share") for run in runs]  # which other engines' records have not
+    by_share = _by_value(["" if share is None else f"{share:.0%}" for share in shares], labels)
+    said = "; ".join(f"{share} in {names}" for share, names in by_share.items() if share)
+    return f"Prompts with an output that falls into a loop: {said}." if set(by_share) - {"0%", ""} else ""
+
+
+def _by_value(values: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
+    """Return the labels of each value, as a sentence lists them."""
+    pairs = [*zip(values, labels, strict=True)]
+    return {value: joined([label for other, label in pairs if other == value]) for value in values}
 
 
 def differences_in_words(runs: Sequence[Run], labels: Sequence[str], who: str = "runs") -> str:
@@ -329,18 +324,15 @@ def differences_in_words(runs: Sequence[Run], labels: Sequence[str], who: str = 
     for key in NAMED:
         values = [run.params.get(key, "not recorded") for run in runs]
         if len(set(values)) > 1:
-            by_value: dict[str, list[str]] = {}
-            for value, label in zip(values, labels, strict=True):
-                by_value.setdefault(value, []).append(label)
-            parts.append(f"{key} ({'; '.join(f'{value}: {joined(names)}' for value, names in by_value.items())})")
+            said = "; ".join(f"{value}: {names}" for value, names in _by_value(values, labels).items())
+            parts.append(f"{key} ({said})")
     return f"The {who} also differ in {', '.join(parts)}: a difference may come from there." if parts else ""
 
 
 def score_gammas(arms: RunArms, replicates: int) -> ScoredArms:
     """Score the gammas of one run against one another."""
     sums, labels = [arm.sums for arm in arms.values()], [f"γ {gamma}" for gamma in arms]
-    doubt = next(iter(arms.values())).doubt
-    return score(sums, labels, list(sums[0].index), replicates, depths=list(arms), doubt=doubt)
+    return score(sums, labels, list(sums[0].index), replicates, depths=list(arms), doubt=_first(arms).doubt)
 
 
 def best_gamma_in_words(arms: RunArms, label: str, replicates: int) -> str:

@@ -75,9 +75,8 @@ def run_findings(run: Run) -> RunFindings:
         findings = _with_others(run, findings, measured)
     seen = replace(run, metrics=findings.metrics, curves=findings.curves, concluded=findings.summary)
     own, left_out = own_metrics(seen)
-    if own or left_out:
-        findings = replace(findings, metrics=findings.metrics | own, notes=[*findings.notes, *left_out])
-        seen = replace(seen, metrics=findings.metrics, concluded=findings.summary)
+    findings = replace(findings, metrics=findings.metrics | own, notes=[*findings.notes, *left_out])
+    seen = replace(seen, metrics=findings.metrics, concluded=findings.summary)
     serving = run_sections.run_recommendation(seen)
     predicted, peers = section_of(prediction, seen.title), seen.peers()
     sections = (

@@ -339,8 +339,7 @@ def null_metrics(arms: Arms, replicates: int) -> dict[str, float]:
         shared = arms.of_methods([BASELINE, NULL]).shared()
     except ValueError:  # it was interrupted before the baseline was done
         return {}
-    control = shared.plain(NULL)
-    table = prompt_sums(control).join(prompt_sums(shared.plain()).add_suffix("_over"))
+    table = prompt_sums(shared.plain(NULL)).join(prompt_sums(shared.plain()).add_suffix("_over"))
     interval = interval_of(
         table, lambda s: s["round_s_over"] / s["tokens_over"] / (s["round_s"] / s["tokens"]), replicates=replicates
     )

@@ -403,8 +403,7 @@ def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measure
     gpu, cpu = environment.get("gpu") or {}, environment.get("cpu") or {}
     calls: dict[int, float] = {}
     try:
-        calibration = run.calibration()
-        cells = (calibration.get("grid") or {}).get("cells") or []
+        cells = (run.calibration().get("grid") or {}).get("cells") or []
         # At the shortest context: the longest runs into a cache that no batch of these prompts would fill.
         shortest = min((cell["context"] for cell in cells), default=0)
         calls = {cell["rows"]: float(np.median(cell["seconds"])) for cell in cells if cell["context"] == shortest}

@@ -172,8 +172,7 @@ def peer_notes(described: Mapping[str, Any], metrics: Mapping[str, float]) -> li
             )
             said += f" Tried on the longest prompt: {', '.join(outcomes)}."
         notes.append(said + (f" It failed and is compared as far as it came: {failure}" if failure else ""))
-    left_out = described.get("left_out", ())
-    return [*notes, *(f"Peer {peer['peer']} is left out: {peer['reason']}" for peer in left_out)]
+    return notes + [f"Peer {peer['peer']} is left out: {peer['reason']}" for peer in described.get("left_out", ())]
 
 
 def _arm(peer: Mapping[str, Any]) -> str:

@@ -286,5 +286,4 @@ def study_ids(tracking_uri: str, name: str, kind: str = "") -> list[str]:
     if RUN_ID.fullmatch(name):
         return [name] if "specdec.study" in store.ask(store.client.get_run, name).data.tags else []
     condition = f"tags.`specdec.study` = '{kind}'" if kind else "tags.`specdec.role` = 'study'"
-    runs = store.runs(name, f"{condition} and attributes.status = 'FINISHED'")
-    return [run.info.run_id for run in reversed(runs)]
+    return [run.info.run_id for run in reversed(store.runs(name, f"{condition} and attributes.status = 'FINISHED'"))]

@@ -50,11 +50,6 @@ class Gauges:
     usage: float = nan
     slots: float = nan
 
-    @property
-    def full(self) -> bool:
-        """True where requests waited while the KV cache was used up: memory, and not a limit of sequences."""
-        return self.usage >= 0.95 and self.waiting > 0
-
 
 @dataclass(frozen=True)
 class ServerFacts:
@@ -82,7 +77,6 @@ class LoadTests:
     facts: ServerFacts
 
     def write(self, folder: Path, sources: Sequence[str]) -> None:
-        """Write the run folder, whole."""
         folder.mkdir(parents=True, exist_ok=True)
         gauges = [{name: value for name, value in asdict(gauge).items() if value == value} for gauge in self.gauges]
         plan = {"gauges": gauges, "facts": asdict(self.facts)}
@@ -163,7 +157,6 @@ def read_folder(folder: Path) -> LoadTests:
     try:
         points = pd.read_parquet(folder / POINTS)[list(COLUMNS)]
         kept = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
-        gauges = tuple(Gauges(**gauge) for gauge in kept["gauges"])
-        return LoadTests(points, gauges, ServerFacts(**kept["facts"]))
+        return LoadTests(points, tuple(Gauges(**gauge) for gauge in kept["gauges"]), ServerFacts(**kept["facts"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{folder} holds what no load test writes ({type(error).__name__}): write it again.") from None

@@ -34,8 +34,7 @@ def read_arms(path: Path) -> Arms:
     """
     file = _ArmFile(path)
     texts = file.texts()
-    arms = sorted({(method, int(gamma)) for method, gamma in zip(texts["method"], texts["gamma"], strict=True)})
-    return Arms({arm: partial(file.read, arm) for arm in arms}, texts)
+    return Arms({arm: partial(file.read, arm) for arm in sorted(file.groups)}, texts)
 
 
 class _ArmFile:
@@ -48,7 +47,7 @@ class _ArmFile:
         with named(path):
             for file in self._files:
                 check_columns(file.schema_arrow.names)
-        self._groups: dict[Arm, list[tuple[int, int]]] = {}
+        self.groups: dict[Arm, list[tuple[int, int]]] = {}  # where the rounds of an arm are: file, row group
         self._open: OrderedDict[Arm, pd.DataFrame] = OrderedDict()
 
     def texts(self) -> pd.DataFrame:
@@ -61,7 +60,7 @@ class _ArmFile:
                 sums = texts.aggregate([("committed", "sum"), ("committed", "count")])
                 parts.append(sums.to_pandas().astype(NAMES))
                 for method, gamma in parts[-1][["method", "gamma"]].drop_duplicates().itertuples(index=False):
-                    self._groups.setdefault((method, int(gamma)), []).append((number, group))
+                    self.groups.setdefault((method, int(gamma)), []).append((number, group))
         totals = pd.concat(parts).groupby(TEXT, sort=False)[["committed_sum", "committed_count"]].sum()
         return totals.set_axis(["tokens", "rounds"], axis=1).reset_index()
 
@@ -83,7 +82,7 @@ class _ArmFile:
         schemas = [file.schema_arrow.names for file in self._files]
         optional = [name for name in (DISTURBED, RESTORE) if all(name in names for names in schemas)]
         parts: dict[str, list[Any]] = {name: [] for name in (*COUNTED, *optional)}
-        for number, group in self._groups[arm]:
+        for number, group in self.groups[arm]:
             table = self._files[number].read_row_group(group, columns=list(parts))
             table = table.filter(pc.and_(pc.equal(table["method"], arm[0]), pc.equal(table["gamma"], arm[1])))
             for name, values in parts.items():

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from specdec.config import PLAIN, flattened
 from specdec.errors import UsageError
+from specdec.text.lines import json_value
 from specdec.tracking.store import reason
 
 from ..intervals import Interval
@@ -195,8 +196,7 @@ class Run:
     def shared_at_rejections(self) -> list[float]:
         """Read the mass that drafter and target share at the position of every rejection that wrote it down."""
         own = [("method", "in", self._methods)] if self.method or self.beside else []
-        rejected = [("rejected", "=", True), *own]
-        table = pq.read_table(self.fetch("rounds.parquet"), columns=["beta"], filters=rejected)
+        table = pq.read_table(self.fetch("rounds.parquet"), columns=["beta"], filters=[("rejected", "=", True), *own])
         return [beta[-1] for beta in table["beta"].to_pylist() if beta]
 
     def arms(self) -> Arms:
@@ -217,7 +217,7 @@ class Run:
         left_out = () if texts else ("prompt_token_ids", "generated_token_ids", "text")
         with _as_written(path), path.open(encoding="utf-8") as lines:
             records = [
-                {name: value for name, value in _parsed(line, path, number).items() if name not in left_out}
+                {name: value for name, value in _parsed(line.strip(), path, number).items() if name not in left_out}
                 for number, line in enumerate(lines, 1)
             ]
             return self._own(pd.DataFrame(records))
@@ -246,8 +246,7 @@ class Run:
 
     def sampled(self) -> pd.DataFrame:
         """Read a line per text that was sampled beside a greedy run (`run_metrics.SAMPLED`); empty without any."""
-        lacking = self.method or self.lacks("sampled.parquet")
-        return pd.DataFrame() if lacking else self.table("sampled.parquet")
+        return pd.DataFrame() if self.method or self.lacks("sampled.parquet") else self.table("sampled.parquet")
 
     def experts(self) -> pd.DataFrame:
         """Read the experts that verification calls chose (`EXPERTS`); empty where the target is no known mixture."""
@@ -369,7 +368,6 @@ class Run:
             return f"{self.params.get('drafter.name', 'unknown drafter')} on {self.setting}"
 
     def lacks(self, name: str) -> bool:
-        """Return True if the run has no file of this name."""
         try:
             self.fetch(name)
         except UsageError:
@@ -381,7 +379,6 @@ class Run:
         return read_table(self.fetch(name), columns)
 
     def content(self, name: str) -> dict[str, Any]:
-        """Read the object in a JSON file by its name."""
         path = self.fetch(name)
         return _parsed(_text(path), path)
 
@@ -424,15 +421,10 @@ def _as_written(path: Path) -> Iterator[None]:
         raise UsageError(f"{path} does not hold what a run writes there ({what}): {_COPY}.") from None
 
 
-def _parsed(text: str, path: Path, line: int | None = None) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError too
-        at = getattr(error, "lineno", 1) if line is None else line
-        why = getattr(error, "msg", error)
-        raise UsageError(f"{path}:{at}: not JSON ({why}); the file was cut off or edited.") from None
+def _parsed(text: str, path: Path, line: int = 1) -> dict[str, Any]:
+    value = json_value(path, line, text, "the file was cut off or edited")
     if not isinstance(value, dict):
-        raise UsageError(f"{path}:{line or 1}: an object was expected, found a {type(value).__name__}.")
+        raise UsageError(f"{path}:{line}: an object was expected, found a {type(value).__name__}.")
     return value
 
 

@@ -33,7 +33,7 @@ WALKED = "Lengths are per position: rounds were made by walking each text from r
 
 def read(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return the rounds of a trace, a data set for each drafter that it has lengths of. UsageError for both forms in a
-    file, a length per round beyond gamma, a bare list without `bonus` and, with file and line, for unusable lines.
+    file, a length per round beyond gamma, and a bare list without `bonus`.
     """
     file, positions, rounds = ForeignFile(path, choices), _Positions(choices), _Rounds(choices)
     forms: set[bool] = set()
@@ -52,7 +52,6 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
 
 
 def recognises(value: Any) -> bool:
-    """Return whether a line is of this kind."""
     if isinstance(value, dict):
         return bool(drafters_of(value)) or any(field in value for field in FIELDS)
     return isinstance(value, list)

@@ -15,7 +15,6 @@ LOAD_FILES = (  # what writes them: how they begin
 
 
 def load_points(file: LoadFile) -> list[dict[str, Any]]:
-    """Return the point of a table, or of each run; none of a file of another kind."""
     if file.text.startswith("Metric,avg,"):
         lines = [line for line in csv.reader(file.text.splitlines()) if len(line) > 1]
         # As in JSON: "Inter Token Latency (ms)" is inter_token_latency there. Single values stand in the column avg.

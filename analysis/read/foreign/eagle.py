@@ -31,8 +31,8 @@ LAST_TURN = (
 
 
 def read(path: Path, choices: ImportChoices) -> list[Imported]:
-    """Return the totals of every turn or, from files with counts by depth, rounds; a choice is a repeat. gamma: depth
-    of the tree; counts by depth say it themselves. UsageError, with file and line, for another form.
+    """Return the totals of every turn or, from files with counts by depth, rounds; a choice is a repeat, and gamma the
+    depth of the tree, which counts by depth say themselves.
     """
     file = ForeignFile(path, choices)
     turns: list[ImportedText] = []
@@ -63,7 +63,6 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
 
 
 def recognises(value: Any) -> bool:
-    """Return whether a line is of this kind."""
     choice = first_choice(value)
     return "idxs" in choice and "accept_lengths" not in choice
 

@@ -17,7 +17,6 @@ LOAD_FILES = (  # what writes them: how they begin
 
 
 def load_points(file: LoadFile) -> list[dict[str, Any]]:
-    """Return a point for each line of the table, or for each benchmark; none of a file of another kind."""
     if not file.documents and "offered_concurrency" in file.text.partition("\n")[0]:
         lines = [*csv.DictReader(file.text.splitlines())]
         if not lines:

@@ -81,8 +81,7 @@ def _times(where: str, values: Any) -> list[float]:
 def _by_round(where: str, steps: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[float]]:
     """Return what each round accepted, was offered, committed and took, by the counters after each."""
     written, drafted, taken = (counts(where, name, steps.get(name)) for name in _COUNTED)
-    clock = _times(where, steps.get("predicted_ms"))
-    columns = (written, drafted, taken, clock)
+    columns = (written, drafted, taken, _times(where, steps.get("predicted_ms")))
     if len({len(column) for column in columns}) > 1 or not written:
         raise BadLine(f"{where}: steps needs lists of one length: predicted_ms, {', '.join(_COUNTED)}.")
     if written[-1] > MOST_ROUNDS:
@@ -110,8 +109,8 @@ _COUNTED = ("predicted_n", "draft_n", "draft_n_accepted")
 
 
 def read(path: Path, choices: ImportChoices) -> list[Imported]:
-    """Return the rounds of the answers, or their sums where they have no `steps`. UsageError for another form, named
-    with file and line, for both forms in one file, and for a server that never drafted.
+    """Return the rounds of the answers, or their sums where they have no `steps`. UsageError for both forms in one
+    file, and for a server that never drafted.
     """
     file = ForeignFile(path, choices)
     answers = [*_answers(file)]
@@ -139,7 +138,6 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
 
 
 def load_points(file: LoadFile) -> list[dict[str, Any]]:
-    """Return the point of the answers, one after the other; none without an answer."""
     values = [value for _, value in file.documents if isinstance(value.get("timings"), dict)]
     if not values:
         return []
@@ -173,7 +171,6 @@ def answer_times(path: Path, skip_bad: bool) -> pd.DataFrame:
 
 
 def recognises(value: Any) -> bool:
-    """Return whether a line is of this kind."""
     return isinstance(value, dict) and isinstance(value.get("timings"), dict) and "predicted_n" in value["timings"]
 
 

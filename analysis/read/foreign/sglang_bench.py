@@ -13,7 +13,6 @@ LOAD_FILES = (  # what writes them: how they begin
 
 
 def load_points(file: LoadFile) -> list[dict[str, Any]]:
-    """Return the point of each run; none of a file of another kind."""
     points = []
     for where, value in bench_runs(file, sglang=True):
         pooled = number_of(where, value, "accept_length")  # tokens of a message, which share its time

@@ -22,7 +22,7 @@ KIND = "spec_bench"
 
 def read(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return the rounds of an answer file; a choice is a repeat, a turn is a text of the same prompt, and gamma counts
-    draft tokens on the longest path (the depth, for trees). UsageError with file and line for another form.
+    draft tokens on the longest path (the depth, for trees). UsageError for a length beyond gamma.
     """
     gamma, file = choices.needed_gamma, ForeignFile(path, choices)
     answers: list[tuple[str, str, str, list[Choice]]] = []
@@ -76,7 +76,6 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
 
 
 def recognises(value: Any) -> bool:
-    """Return whether a line is of this kind."""
     return "accept_lengths" in first_choice(value)
 
 

@@ -84,7 +84,6 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
 
 
 def recognises(value: Any) -> bool:
-    """Return whether a JSON document is of this kind."""
     if not isinstance(value, Mapping):
         return False
     lists = [item for key, item in value.items() if key != "model" and isinstance(item, list) and item]

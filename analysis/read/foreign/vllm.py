@@ -51,8 +51,8 @@ class RequestRounds:
 
 def read(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return the rounds of vLLM's requests; those without a draft are left out and counted. Gamma is what was given,
-    what the lines declare, or else what they count. UsageError with file and line for another form, for totals that
-    contradict themselves, and for a length beyond gamma.
+    what the lines declare, or else what they count. UsageError for totals that contradict themselves, and for a length
+    beyond gamma.
     """
     file = ForeignFile(path, choices)
     requests: list[tuple[str, str, str, RequestRounds]] = []
@@ -93,7 +93,6 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
 
 
 def recognises(value: Any) -> bool:
-    """Return whether a line is of this kind."""
     return isinstance(value, Mapping) and any(form in _below(value) for form in FORMS)
 
 

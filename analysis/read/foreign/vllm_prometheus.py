@@ -12,6 +12,8 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specdec.errors import UsageError
 from specdec.text.lines import BadLine, decoded, file_lines, printable
 
@@ -37,8 +39,8 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def read(path: Path, choices: ImportChoices) -> list[Imported]:
-    """Return the rounds that the counters imply, one data set for each model that drafted. Gamma is the number of
-    positions. UsageError for a page without these counters, contradictions, and another gamma.
+    """Return the rounds that the counters imply, a data set for each model that drafted; gamma counts the positions.
+    UsageError for a page without these counters, contradictions, and another gamma.
     """
     file = ForeignFile(path, choices)
     samples: dict[Series, list[float]] = defaultdict(list)
@@ -69,12 +71,10 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
 
 
 def recognises(value: Any) -> bool:
-    """Return whether the text of a file is such a page."""
     return isinstance(value, str) and re.search(rf"{PREFIX}|^(# (HELP|TYPE) )?vllm:", value, re.MULTILINE) is not None
 
 
 def load_points(file: LoadFile) -> Gauges | None:
-    """Return the gauges of one or several scrapes, one behind the other; None of a file that is no such page."""
     if not re.search(r"^(# (HELP|TYPE) )?vllm:", file.text, re.MULTILINE):
         return None
     where, slots = str(file.path), nan
@@ -126,9 +126,7 @@ def thinned(histogram: list[int], most: int) -> list[int]:
     total = sum(histogram)
     if total <= most:
         return histogram
-    shares = [number * most / total for number in histogram]
-    kept = [int(share) for share in shares]
-    by_rest = sorted(range(len(kept)), key=lambda place: kept[place] - shares[place])
-    for place in by_rest[: most - sum(kept)]:
-        kept[place] += 1
-    return kept
+    shares = np.array([number * most / total for number in histogram])  # products of integers, which floats would round
+    kept = shares.astype(int)
+    kept[np.argsort(kept - shares, kind="stable")[: most - kept.sum()]] += 1  # those with the largest rest
+    return [*map(int, kept)]
