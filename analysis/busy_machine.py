@@ -24,10 +24,8 @@ def undisturbed(rounds: pd.DataFrame) -> pd.DataFrame:
     """Return the rounds of one arm with the seconds that disturbed ones would have taken, and `lost_s`, how much longer
     each one took; the table itself where none was disturbed, or too many for a verdict.
 
-    A round is expected to take the mean of the undisturbed ones on as many tokens, moved along a line in the tokens
-    that are left of its text, which are its context but for a constant; between sizes that were seen it is
-    interpolated. The pace of its prompt multiplies that: the seconds of its undisturbed rounds over what was expected
-    of them, both with those of `_PRIOR` usual rounds added.
+    A round is expected to take the mean of the undisturbed ones on as many tokens, interpolated between sizes that were
+    seen, along a line in the tokens that are left of its text, times the pace of its prompt (theory.md 8.5).
     """
     if DISTURBED not in rounds or not 0 < rounds[DISTURBED].mean() <= MOST:
         return rounds
@@ -123,13 +121,13 @@ class BusyMachine:
             return [f"No verdict on speed, only on tokens: {self.doubt}."]
         if self.share < TOLD:
             return []
-        return [f"{self.said[:1].upper()}{self.said[1:]}; these rounds are left out of the times."]
+        return [f"{self.said.capitalize()}; these rounds are left out of the times."]
 
     def notes(self) -> list[str]:
         """Say how much of the time was disturbed, and what became of it."""
         if not self.disturbed:
             return []
-        said = f"{self.said[:1].upper()}{self.said[1:]}, in {self.disturbed:,} of {self.rounds:,} rounds"
+        said = f"{self.said.capitalize()}, in {self.disturbed:,} of {self.rounds:,} rounds"
         if self.doubt:
             return [f"{said}: too many of one method for a verdict on speed, so that no interval of a time is given."]
         return [
@@ -139,9 +137,7 @@ class BusyMachine:
 
 
 def calibration_notes(calibration: Mapping[str, Any]) -> list[str]:
-    """Say which timed calls of `calibration.json` other work disturbed, and on how many threads a run computed, where
-    these are fewer than it might have.
-    """
+    """Say which timed calls of `calibration.json` other work disturbed, and where threads were fewer than could be."""
     notes = []
     if busy := calibration.get("disturbed", 0):
         notes.append(f"Other work disturbed {counted(busy, 'timed case')} of the calibration at every try.")

@@ -9,6 +9,7 @@ log-likelihoods are in nats.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import nan, sqrt
 
 import numpy as np
@@ -46,10 +47,8 @@ class AlphaEstimate:
 
 
 def estimate_alpha(rounds: pd.DataFrame) -> AlphaEstimate:
-    """Estimate alpha by K / (K + R), with standard error sqrt(alpha (1 - alpha) / (K + R)).
-
-    This is right however rounds are capped or cut, if what ends them does not look at the next draft token
-    (theory.md 5.2).
+    """Estimate alpha by K / (K + R), with standard error sqrt(alpha (1 - alpha) / (K + R)), however rounds are capped
+    or cut, if what ends them does not look at the next draft token (theory.md 5.2).
     """
     accepted, rejected = int(rounds["accepted"].sum()), int(rounds["rejected"].sum())
     tested = accepted + rejected
@@ -67,11 +66,9 @@ def omega_error(estimate: AlphaEstimate, gamma: int) -> float:
 
 
 def robust_error(rounds: pd.DataFrame) -> tuple[float, float]:
-    """Return alpha's standard error under any dependence within a prompt, and the design effect.
-
-    The design effect is the square of this error over the square of the error under independence.
-    The variance is P / (P - 1) sum_p u_p^2 / (K + R)^2 with u_p = K_p - alpha (K_p + R_p) over P prompts with a tested
-    position. NaN for fewer than two.
+    """Return alpha's standard error under any dependence within a prompt, and the design effect: its square over that
+    of the error under independence. The variance is P / (P - 1) sum_p u_p^2 / (K + R)^2, u_p = K_p - alpha (K_p + R_p),
+    over P prompts with a tested position. NaN for fewer than two.
     """
     sums = prompt_sums(rounds)
     sums = sums[sums["tested"] > 0]
@@ -119,11 +116,6 @@ class ModelFit:
     parameters: dict[str, float]
     log_likelihood: float
 
-    @property
-    def aic(self) -> float:
-        """2k - 2 log-likelihood."""
-        return 2 * len(self.parameters) - 2 * self.log_likelihood
-
 
 def capped_geometric(rounds: pd.DataFrame) -> ModelFit:
     """Fit one alpha for every tested position."""
@@ -151,9 +143,7 @@ def prompt_beta(rounds: pd.DataFrame) -> ModelFit:
 
 
 def markov(later: pd.DataFrame) -> ModelFit:
-    """Fit alpha_1 to rounds that follow a full round of their generation, alpha_0 to those that follow another.
-    later: from `followers`; the first round of each generation follows none.
-    """
+    """Fit alpha_1 to rounds that follow a full round of their generation, alpha_0 to other `followers`."""
     after_full = later["after_full"].to_numpy(dtype=bool)
     after, other = estimate_alpha(later[after_full]), estimate_alpha(later[~after_full])
     log_likelihood = _bernoulli([other.accepted, after.accepted], [other.rejected, after.rejected])
@@ -173,15 +163,14 @@ def compare_models(rounds: pd.DataFrame, ordered: bool = True) -> pd.DataFrame:
     """Return the fits, best AIC first: columns parameters (their number), log_likelihood, aic; index model.
 
     All are fitted to the rounds that follow another, the only ones that the Markov model describes, so that the
-    likelihoods are of the same data. Where the order of rounds is not known (`ordered` is False), the other four models
-    are fitted to all rounds.
+    likelihoods are of the same data; where their order is not known, all but that one are fitted to all rounds.
     """
     fitted = followers(rounds) if ordered else rounds
     models = (capped_geometric, position, beta_geometric, prompt_beta, *([markov] if ordered else []))
     fits = {model.__name__: model(fitted) for model in models}
-    rows = [(len(fit.parameters), fit.log_likelihood, fit.aic) for fit in fits.values()]
-    table = pd.DataFrame(rows, index=list(fits), columns=["parameters", "log_likelihood", "aic"])
-    return table.rename_axis("model").sort_values("aic")
+    rows = [(len(fit.parameters), fit.log_likelihood) for fit in fits.values()]
+    table = pd.DataFrame(rows, index=pd.Index(fits, name="model"), columns=["parameters", "log_likelihood"])
+    return table.assign(aic=2 * table["parameters"] - 2 * table["log_likelihood"]).sort_values("aic")
 
 
 def _bernoulli(accepted: object, rejected: object) -> float:
@@ -220,7 +209,7 @@ def fit_beta(
         return -float((signed * np.log(factors)).sum()), -np.array(slope)
 
     k, r = float(counts[0].sum()), float(counts[1].sum())
-    mean = k / (k + r) if k + r else float("nan")
+    mean = k / (k + r) if k + r else nan
     independent = _bernoulli(k, r)
     if k == 0 or r == 0:  # m is 0 or 1, and rho has no meaning
         return mean, 0.0, independent
@@ -229,10 +218,8 @@ def fit_beta(
     options = {"ftol": 1e-15, "gtol": 1e-10, "xtol": 1e-12, "maxfun": 2000}
     if start is not None:  # a replicate's spread is far wider than the last digits
         starts, options = [start], {"ftol": 1e-9, "gtol": 1e-6, "xtol": 1e-7, "maxfun": 100}
-    fits = [
-        optimize.minimize(negative, start, jac=True, method="TNC", bounds=bounds, options=options) for start in starts
-    ]
-    best = min(fits, key=lambda fit: float(fit.fun))
+    search = partial(optimize.minimize, negative, jac=True, method="TNC", bounds=bounds, options=options)
+    best = min(map(search, starts), key=lambda fit: float(fit.fun))
     if -best.fun <= independent + 1e-9:  # the maximum lies on the boundary rho = 0
         return mean, 0.0, independent
     return float(best.x[0]), float(best.x[1]), float(-best.fun)

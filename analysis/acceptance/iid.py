@@ -1,11 +1,9 @@
-"""Tests of the i.i.d. capped-geometric model (theory.md 6.1), one behind each iid/* metric, and the sizes of the
-effects that they detect: one parameter each, with its prompt-bootstrap interval.
+"""Tests of the i.i.d. capped-geometric model, one behind each iid/* metric (theory.md 6.1 has each statistic and its
+law), and the sizes of the effects that they detect: one parameter each, with its prompt-bootstrap interval.
 
 Tests take rounds as the unit. Real rounds of one prompt are dependent, and differences between prompts alone make the
 depth and mixing tests reject; read them together with the prompt and memory tests and with the sizes. Repeats that are
 copies must be removed first (`rounds.distinct_generations`). A test that does not apply has p_value NaN and says why.
-In the formulas l is a log-likelihood, l_0 that of the capped-geometric model; K_p and N_p are the accepted and the
-tested positions of prompt p.
 """
 
 from collections.abc import Mapping
@@ -37,11 +35,9 @@ class IidTest:
 
 
 def depth(rounds: pd.DataFrame) -> IidTest:
-    """Test whether acceptance varies with depth in any way: likelihood ratio of the position model, 2 (l - l_0);
-    chi-squared with (tested depths - 1) degrees.
-    """
+    """Test whether acceptance varies with depth in any way, by the likelihood ratio of the position model."""
     fit = estimates.position(rounds)
-    return _likelihood_ratio(fit, rounds, lacking="" if len(fit.parameters) > 1 else "only one depth was tested")
+    return _likelihood_ratio(fit, rounds, "" if len(fit.parameters) > 1 else "only one depth was tested")
 
 
 def trend(rounds: pd.DataFrame) -> IidTest:
@@ -58,19 +54,14 @@ def trend(rounds: pd.DataFrame) -> IidTest:
 
 
 def mixing(rounds: pd.DataFrame) -> IidTest:
-    """Test whether rounds differ in alpha; an effect of depth makes it reject as well.
-    Likelihood ratio of the beta-geometric model; under the null half chi-squared with 1 degree, half 0.
-    """
+    """Test whether rounds differ in alpha; an effect of depth makes it reject as well."""
     lacking = "no round offered two tokens" if rounds["offered"].max() < 2 else ""
-    return _likelihood_ratio(
-        estimates.beta_geometric(rounds), rounds, lacking, int((rounds["offered"] > 0).sum()), boundary=True
-    )
+    n = int((rounds["offered"] > 0).sum())
+    return _likelihood_ratio(estimates.beta_geometric(rounds), rounds, lacking, n, boundary=True)
 
 
 def prompts(rounds: pd.DataFrame) -> IidTest:
-    """Test whether prompts differ in alpha. The statistic is sum_p (K_p - alpha N_p)^2 / (N_p alpha (1 - alpha));
-    chi-squared with P - 1 degrees.
-    """
+    """Test whether prompts differ in alpha by Pearson's statistic, chi-squared with P - 1 degrees."""
     sums = prompt_sums(rounds)
     sums = sums[sums["tested"] > 0]
     estimate, reason = _tested(rounds)
@@ -83,9 +74,7 @@ def prompts(rounds: pd.DataFrame) -> IidTest:
 
 
 def prompts_beta(rounds: pd.DataFrame) -> IidTest:
-    """Test whether prompts differ in alpha by the likelihood ratio of the prompt-beta model. Under the null it is half
-    chi-squared with 1 degree, half 0.
-    """
+    """Test whether prompts differ in alpha by the likelihood ratio of the prompt-beta model."""
     n = int((prompt_sums(rounds)["tested"] > 0).sum())
     lacking = "only one prompt has tested positions" if n < 2 else ""
     return _likelihood_ratio(estimates.prompt_beta(rounds), rounds, lacking, n, boundary=True)
@@ -93,7 +82,7 @@ def prompts_beta(rounds: pd.DataFrame) -> IidTest:
 
 def previous_round(rounds: pd.DataFrame) -> IidTest:
     """Test whether alpha is the same after full and other rounds; differences between prompts make it reject too.
-    Likelihood ratio of the Markov model over the rounds that follow another; chi-squared with 1 degree.
+    Likelihood ratio of the Markov model over the rounds that follow another.
     """
     later = estimates.followers(rounds)
     fit = estimates.markov(later)
@@ -102,16 +91,15 @@ def previous_round(rounds: pd.DataFrame) -> IidTest:
 
 
 def memory(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> IidTest:
-    """Test whether neighbouring rounds resemble each other, by permuting rounds within their generation.
+    """Test whether neighbouring rounds resemble each other, by permuting rounds within their generation; n counts the
+    pairs.
 
     The statistic is the sum over generations of sum_i (s_i - mean)(s_{i+1} - mean), two-sided around its exact mean
-    over permutations; n counts the pairs. From `MANY_PAIRS` pairs on, the law over permutations is taken to be normal
-    with its exact mean and variance (Wald and Wolfowitz 1943) instead of being drawn.
-
-    A last round that was cut is left out, and so are rounds without a proposal: they would show when the drafter is
-    silent, and not how acceptance behaves.
+    over permutations. From `MANY_PAIRS` pairs on, the law over permutations is taken to be normal with its exact mean
+    and variance (Wald and Wolfowitz 1943) instead of being drawn. Cut rounds are left out, and so are those without a
+    proposal: they would show when the drafter is silent, and not how acceptance behaves.
     """
-    sequences = [accepted - accepted.mean() for _, accepted in accepted_sequences(rounds) if len(accepted) > 1]
+    sequences = [deviation for _, deviation in deviations(rounds)]
     pairs = sum(map(len, sequences)) - len(sequences)
     observed = sum(float(deviation[1:] @ deviation[:-1]) for deviation in sequences)
     mean = -sum(float(deviation @ deviation) / len(deviation) for deviation in sequences)
@@ -127,9 +115,7 @@ def memory(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> Iid
             copies = np.tile(deviation, (min(at_once, permutations - start), 1))
             shuffled = generator.permuted(copies, axis=1, out=copies)
             permuted[start : start + at_once] += np.einsum("pi,pi->p", shuffled[:, 1:], shuffled[:, :-1])
-    distance = abs(observed - mean) - 1e-9  # equal statistics may differ by rounding
-    extreme = int((np.abs(permuted - mean) >= distance).sum())
-    return IidTest(observed, (1 + extreme) / (1 + permutations), pairs)
+    return replace(_resampling_test(abs(observed - mean), np.abs(permuted - mean), pairs), statistic=observed)
 
 
 def _permutation_variance(deviation: np.ndarray) -> float:
@@ -143,8 +129,10 @@ def _permutation_variance(deviation: np.ndarray) -> float:
     return (squares**2 - fourths) / n + (squares**2 - 2 * fourths) / (n * (n - 1)) - (squares / n) ** 2
 
 
-def accepted_sequences(rounds: pd.DataFrame) -> list[tuple[str, np.ndarray]]:
-    """Return prompt and accepted counts, in order, of each generation: rounds with a proposal that were not cut."""
+def deviations(rounds: pd.DataFrame) -> list[tuple[str, np.ndarray]]:
+    """Return the prompt and, in order, the accepted counts less their mean of each generation with more than one round
+    that had a proposal and was not cut.
+    """
     ordered = in_order(rounds)
     ordered = ordered[(ordered["offered"] > 0) & (ordered["truncation"] == "")]
     if ordered.empty:
@@ -152,7 +140,8 @@ def accepted_sequences(rounds: pd.DataFrame) -> list[tuple[str, np.ndarray]]:
     accepted = ordered["accepted"].to_numpy(dtype=float)
     begins = np.flatnonzero(np.diff(numbered(ordered, GENERATION), prepend=-1))
     prompts = ordered["prompt"].iloc[begins]
-    return list(zip(map(str, prompts), np.split(accepted, begins[1:]), strict=True))
+    sequences = zip(map(str, prompts), np.split(accepted, begins[1:]), strict=True)
+    return [(prompt, counts - counts.mean()) for prompt, counts in sequences if len(counts) > 1]
 
 
 def same_alpha(by_gamma: Mapping[int, pd.DataFrame], replicates: int = 2000, seed: int = 0) -> tuple[IidTest, Interval]:
@@ -161,9 +150,7 @@ def same_alpha(by_gamma: Mapping[int, pd.DataFrame], replicates: int = 2000, see
 
     The null law is that of the resampled deviations from the estimates, because gammas share prompts and often texts.
     Acceptance that varies with depth makes it reject, and so do differences between prompts, which weigh differently at
-    each gamma. Only prompts that every gamma has count; n is their number.
-
-    by_gamma: accepted and tested positions by prompt (index), for each gamma.
+    each gamma. by_gamma: accepted and tested positions by prompt (index); n counts the prompts that every gamma has.
     """
     parts = [each[["accepted", "tested"]].add_suffix(f"_{gamma}") for gamma, each in by_gamma.items()]
     table = pd.concat(parts, axis=1, join="inner")
@@ -183,7 +170,7 @@ def same_alpha(by_gamma: Mapping[int, pd.DataFrame], replicates: int = 2000, see
     observed, drawn = alphas(table.sum()), resampled_sums(table.to_numpy(dtype=float), replicates, seed)
     with np.errstate(divide="ignore", invalid="ignore"):
         deviation = alphas(dict(zip(table, drawn.T, strict=True))) - observed[:, None]
-    test = _bootstrap_test(float(np.ptp(observed)), np.ptp(deviation, axis=0), n)
+    test = _resampling_test(float(np.ptp(observed)), np.ptp(deviation, axis=0), n)
     return test, interval_of(table, lambda sums: alphas(sums)[-1] - alphas(sums)[0], DIFFERENCE, replicates)
 
 
@@ -191,11 +178,11 @@ def implementation(
     rounds: pd.DataFrame, replay: pd.DataFrame, replicates: int = 2000, seed: int = 0
 ) -> tuple[IidTest, Interval]:
     """Test whether a run takes the rounds that its replay expects: measured tokens per round over the replay's, which
-    is the size of the effect too.
+    is the size of the effect and the statistic; n counts prompts. ValueError if the replay lacks one of them.
 
-    rounds: one gamma; replay: prompt, tokens, expected rounds along the same texts. Prompt bootstrap of the logarithm's
-    deviation around 0. The statistic is the ratio; n counts prompts. ValueError if the replay lacks a prompt.
-    Few prompts make it a little too eager: at 5% it rejects 6.4% under its null with 40 prompts, 5.1% with 100.
+    rounds: one gamma; replay: prompt, tokens, expected rounds along the same texts. Prompt bootstrap of the
+    logarithm's deviation around 0. Few prompts make it a little too eager: at 5% it rejects 6.4% under its null with 40
+    prompts, 5.1% with 100.
     """
     table = prompt_sums(rounds)[["tokens", "rounds"]]
     table = table.join(replay.groupby("prompt")[["tokens", "rounds"]].sum().add_prefix("replay_"))
@@ -210,11 +197,11 @@ def implementation(
         return IidTest(nan, nan, n, "one prompt cannot be resampled"), size
     drawn = dict(zip(table, resampled_sums(table.to_numpy(), replicates, seed).T, strict=True))
     deviation = np.abs(np.log(ratio(drawn) / size.estimate))
-    test = _bootstrap_test(float(np.abs(np.log(size.estimate))), deviation, n)
+    test = _resampling_test(float(np.abs(np.log(size.estimate))), deviation, n)
     return replace(test, statistic=size.estimate), size
 
 
-def _bootstrap_test(observed: float, null: np.ndarray, n: int) -> IidTest:
+def _resampling_test(observed: float, null: np.ndarray, n: int) -> IidTest:
     """Return the share of replicates as extreme as the observation, which counts as one of them."""
     defined = null[np.isfinite(null)]
     extreme = int((defined >= observed - 1e-9).sum())  # equal values may differ by rounding
@@ -223,13 +210,8 @@ def _bootstrap_test(observed: float, null: np.ndarray, n: int) -> IidTest:
 
 def iid_tests(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> dict[str, IidTest]:
     """Run the tests behind iid/depth_p, iid/trend_p, iid/mixing_p, iid/prompts_p and iid/memory_p."""
-    return {
-        "depth": depth(rounds),
-        "trend": trend(rounds),
-        "mixing": mixing(rounds),
-        "prompts": prompts(rounds),
-        "memory": memory(rounds, permutations, seed),
-    }
+    tests = {test.__name__: test(rounds) for test in (depth, trend, mixing, prompts)}
+    return tests | {"memory": memory(rounds, permutations, seed)}
 
 
 def _tested(rounds: pd.DataFrame) -> tuple[AlphaEstimate, str]:
@@ -245,8 +227,8 @@ def _tested(rounds: pd.DataFrame) -> tuple[AlphaEstimate, str]:
 def _likelihood_ratio(
     fit: estimates.ModelFit, rounds: pd.DataFrame, lacking: str, n: int | None = None, boundary: bool = False
 ) -> IidTest:
-    """Test a fit against the capped geometric, which has one parameter, unless something is `lacking`. On its boundary
-    under the null a further one makes half of the null law 0 and half chi-squared. n: None for the tested positions.
+    """Test a fit against the capped geometric, unless something is `lacking`. On its `boundary` a parameter makes half
+    of the null law 0 (Self and Liang 1987). n: None for the tested positions.
     """
     estimate, reason = _tested(rounds)
     n = estimate.tested if n is None else n
@@ -274,11 +256,9 @@ def ratio_effects(rounds: pd.DataFrame, replicates: int) -> dict[str, Interval]:
     k, n = table["accepted"], table["tested"]
     table = table.assign(kk=k**2, kn=k * n, nn=n**2, one=1.0)
     lines = []  # lag-1 products of accepted counts, their mean over permutations, and sums of squares
-    for prompt, accepted in accepted_sequences(rounds):
-        if len(accepted) > 1:
-            deviation = accepted - accepted.mean()
-            squares = float(deviation @ deviation)
-            lines.append((prompt, float(deviation[1:] @ deviation[:-1]), -squares / len(accepted), squares))
+    for prompt, deviation in deviations(rounds):
+        squares = float(deviation @ deviation)
+        lines.append((prompt, float(deviation[1:] @ deviation[:-1]), -squares / len(deviation), squares))
     lags = pd.DataFrame(lines, columns=["prompt", "lag", "lag_mean", "squares"]).groupby("prompt").sum()
     table = table.join(depth_sums(rounds, depths)).join(lags).join(previous.groupby(later["prompt"]).sum()).fillna(0.0)
 

@@ -72,10 +72,8 @@ def _prompt_beta(sums: Sums) -> Law:
 
 
 def grouped_counts(groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first counts [groups + 1] and the mean counts [groups] of groups of counts 0, 1, ...
-
-    Small counts stand alone. Few prompts may hold most tokens, and then no group may be as fine as a token; within 5%
-    of a count the likelihood of the beta law is straight.
+    """Return the first counts [groups + 1] and the mean counts [groups] of groups of counts 0, 1, ...: few prompts may
+    hold most tokens, so only small counts stand alone. Within 5% of a count the likelihood of the beta law is straight.
     """
     edges = np.arange(groups + 1)
     for index in range(BINS + 1, groups + 1):
@@ -102,11 +100,10 @@ def beta_quadrature(a: np.ndarray, b: np.ndarray, nodes: int) -> tuple[np.ndarra
 
 
 def _markov(sums: Sums) -> Law:
-    """Take agreement of drafter and target along the text as a two-state Markov chain (theory.md 4.6).
-
-    a01 is the chance to agree after a disagreement, estimated at depth 1 after a rejection; a11 is the chance after an
-    agreement, estimated at greater depths. A round without a rejection ends in a token that nobody drafted, so the
-    draft after it agrees with chance a11^2 + (1 - a11) a01.
+    """Take agreement of drafter and target along the text as a two-state Markov chain (theory.md 4.6): a01, the chance
+    to agree after a disagreement, is estimated at depth 1 after a rejection, a11, after an agreement, at greater
+    depths. A round without a rejection ends in a token that nobody drafted: the draft after it agrees with a11^2 + (1 -
+    a11) a01.
     """
     rise = _share(*sums["first"].T)
     tested = sums["at_risk"][:, 1:].sum(axis=1)
@@ -150,10 +147,8 @@ def round_law(acceptance: np.ndarray, offers: np.ndarray, gamma: int) -> tuple[n
 
 
 def rounds_by_law(law: Law, offers: np.ndarray, gamma: int, lengths: np.ndarray) -> np.ndarray:
-    """Return [B, U] expected rounds to write texts of `lengths` [U] tokens; offers [B, G + 1].
-
-    R_z(n) = 1 + sum_k P_z(k, rejected) R_0(n-k-1) + P_z(k, all) R_1(n-k-1), where z = 0 after a rejection; a text
-    starts as after a round without one. With one state and full offers this is the recursion of theory.md 2.3.
+    """Return [B, U] expected rounds to write texts of `lengths` [U] tokens; offers [B, G + 1] (theory.md 5.6). The
+    state is 0 after a rejection; a text starts as after a round without one.
     """
     rejected, whole = round_law(law.acceptance, offers[:, None, None, :], gamma)  # [B, Q, S, gamma + 1]
     states = rejected.shape[2]
@@ -167,10 +162,9 @@ def rounds_by_law(law: Law, offers: np.ndarray, gamma: int, lengths: np.ndarray)
 
 
 def rounds_of_texts(moves: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return [B, U] expected rounds to write texts of `lengths` [U] tokens.
-
-    R_z(n) = 1 + sum_k sum_y moves_k[z, y] R_y(n - k - 1), and R_z(n) = 0 for n <= 0. Beyond `EXACT` tokens texts go on
-    by the mean slope of the second half, from which they differ by less than a round.
+    """Return [B, U] expected rounds to write texts of `lengths` [U] tokens: R_z(n) = 1 + sum_k sum_y moves_k[z, y]
+    R_y(n - k - 1), and R_z(n) = 0 for n <= 0. Beyond `EXACT` tokens texts go on by the mean slope of the second half,
+    from which they differ by less than a round.
 
     moves: [B, gamma + 1, S, S] chance that a round which begins in one state accepts k tokens and that the next begins
     in another; start: [B, S] law of the state at the first token.

@@ -73,18 +73,15 @@ FORETOLD = {  # line of a curve: its name; no replay among them: it reads the ve
 
 
 def model_sections(run: Run) -> list[Section]:
-    """Return three sections: tests, fits with acceptance by depth, prediction. UsageError without a rounds table.
-
-    A part that the run's data cannot give is a sentence that says why and what would give it. The prediction is the one
-    that the run has stored, if it has.
+    """Return three sections: tests, fits with acceptance by depth, prediction (the stored one, if there is). UsageError
+    without a rounds table; a part that the run's data cannot give is a sentence that says what would give it.
     """
     arms, imported = run.arms(), run.imported()
-    tested, offered = {}, 0
-    for depth, rounds in arms.by_gamma().items():
-        tested[depth] = int(rounds["accepted"].sum() + rounds["rejected"].sum())
-        offered += int(rounds["offered"].sum())
-    if not tested or not all(tested.values()):
-        where = ", ".join(str(depth) for depth, positions in tested.items() if not positions)
+    by_gamma = arms.by_gamma()
+    untested_at = [depth for depth, rounds in by_gamma.items() if not (rounds["accepted"] + rounds["rejected"]).any()]
+    if untested_at or not by_gamma:
+        where = ", ".join(map(str, untested_at))
+        offered = any(rounds["offered"].any() for rounds in by_gamma.values())
         reason = "." if offered else ": the drafter never made a proposal."
         why = f"No draft token was tested at gamma {where}{reason}"
         return [Section("Models of acceptance", (f"{why} There is no acceptance to model, test or predict.",))]
@@ -100,16 +97,17 @@ def model_sections(run: Run) -> list[Section]:
         replay, lacking_replay, no_replay = None, "", "the source has no replay besides itself"
     elif run.simulated:
         replay, lacking_replay, no_replay = None, RECORDED, "the run is itself a replay of recorded text"
-    own = None if replay is None else replay[(replay["kind"] == "own") & (replay["gamma"] == gamma)]
-    done = shared[gamma]
-    own = None if own is None or own.empty else own[own["prompt"].isin(done["prompt"])]
+    done, own, along_baseline = shared[gamma], None, None
+    if replay is not None:
+        along_baseline = replay[replay["kind"] == "baseline"]
+        own = replay[(replay["kind"] == "own") & (replay["gamma"] == gamma)]
+        own = None if own.empty else own[own["prompt"].isin(done["prompt"])]
     distinct, ordered = distinct_generations(done), imported is None or imported.ordered
     largest = distinct if max(shared) == gamma else distinct_generations(shared[max(shared)])
     sums = {depth: prompt_sums(distinct_generations(rounds)) for depth, rounds in shared.items()}
     untested = {} if ordered else dict.fromkeys(("memory", "previous_round"), "the source has no order of rounds")
     if own is None:
         untested["implementation"] = no_replay
-    along_baseline = None if replay is None else replay[replay["kind"] == "baseline"]
     prediction = stored_prediction(run)
     if prediction is None:
         drawn = int(run.params.get("measurement.bootstrap", REPLICATES))  # as the run's other intervals
@@ -140,8 +138,7 @@ def tests_section(
 ) -> Section:
     """Say what the tests of the i.i.d. model find at one gamma: what each asks, how large its effect is, what to beware
     of. rounds: distinct generations at that gamma; done: all of them; sums: accepted and tested positions by prompt
-    (index), at every gamma; replay: expected rounds along the same texts; untested: why a test is not made, by its
-    name.
+    (index), by gamma; replay: expected rounds along the same texts; untested: test -> why it is not made.
     """
     gamma = int(rounds["gamma"].iloc[0])
     tests = iid.iid_tests(rounds, FEWER if len(rounds) > MANY else PERMUTATIONS)
@@ -183,31 +180,25 @@ def tests_section(
             "alpha reject; the memory test compares rounds within their prompt and is not deceived. The intervals "
             "resample prompts, so they say how sure a size is, but not what it comes from."
         )
-    verdict = _verdict(tests, rounds["prompt"].nunique())
-    columns = ["question", "statistic", "p", "reading", "size of the effect", "estimate"]
-    return Section(INDEPENDENT, (verdict, caution), ((caption, pd.DataFrame(lines, columns=columns)),))
-
-
-def _verdict(tests: Mapping[str, iid.IidTest], prompts: int) -> str:
     applied = {name: test for name, test in tests.items() if not isnan(test.p_value) and name != "implementation"}
-    rejecting = [name for name, test in applied.items() if test.p_value < SIGNIFICANT]
+    rejecting = [name.replace("_", " ") for name, test in applied.items() if test.p_value < SIGNIFICANT]
+    of_all = f"{len(rejecting)} of {len(applied)} tests reject"
     if not applied:
-        return "No test of the i.i.d. model applies to this run."
-    if few := too_few(prompts):
-        rejected = f"{len(rejecting)} of {len(applied)} tests reject it"
-        return f"Of these rounds alone {rejected}, which says nothing of the i.i.d. model: {few}."
-    if not rejecting:
-        return (
+        verdict = "No test of the i.i.d. model applies to this run."
+    elif few := too_few(rounds["prompt"].nunique()):
+        verdict = f"Of these rounds alone {of_all} it, which says nothing of the i.i.d. model: {few}."
+    elif not rejecting:
+        verdict = (
             f"None of {len(applied)} tests rejects the i.i.d. model at {SIGNIFICANT:.0%}: acceptance may be independent"
             " and the same at every depth, round and prompt, as far as these rounds can tell."
         )
-    chance = 1 - (1 - SIGNIFICANT) ** len(applied)
-    by_chance = f" (one of so many does so by chance in up to {chance:.0%} of runs where the model is true)"
-    doubt = by_chance if len(rejecting) == 1 else ""
-    return (
-        f"{len(rejecting)} of {len(applied)} tests reject the i.i.d. model at {SIGNIFICANT:.0%}{doubt}: "
-        f"{', '.join(name.replace('_', ' ') for name in rejecting)}."
-    )
+    else:
+        chance = 1 - (1 - SIGNIFICANT) ** len(applied)
+        doubt = f" (one of so many does so by chance in up to {chance:.0%} of runs where the model is true)"
+        doubt = doubt if len(rejecting) == 1 else ""
+        verdict = f"{of_all} the i.i.d. model at {SIGNIFICANT:.0%}{doubt}: {', '.join(rejecting)}."
+    columns = ["question", "statistic", "p", "reading", "size of the effect", "estimate"]
+    return Section(INDEPENDENT, (verdict, caution), ((caption, pd.DataFrame(lines, columns=columns)),))
 
 
 def fit_section(rounds: pd.DataFrame, largest: pd.DataFrame, title: str, ordered: bool) -> Section:
@@ -263,15 +254,13 @@ def acceptance_by_depth(rounds: pd.DataFrame, *, title: str) -> Figure:
     if fit["rho"] > 0:
         j = table.index.to_numpy() - 1
         law = (fit["m"] * (1 - fit["rho"]) + j * fit["rho"]) / (1 - fit["rho"] + j * fit["rho"])
-        axes.plot(
-            table.index, law, color=style.PURPLE, linestyle="--", label="rounds differ (beta-geometric)", zorder=3
-        )
+        label = "rounds differ (beta-geometric)"
+        axes.plot(table.index, law, color=style.PURPLE, linestyle="--", label=label, zorder=3)
     bars = pictures.whiskers(acceptance) if drawn else None
     axes.errorbar(table.index, value, yerr=bars, fmt="D", color=style.ORANGE, label="measured", zorder=4)
     for depth, share in zip(table.index, acceptance, strict=True):
         style.point_tip(axes, depth, share.estimate, f"depth {depth}: {share:.1%}")
-    axes.set(xlabel="depth of the draft token", ylabel="accepted, of those tested", ylim=(0, 1.03))
-    axes.set_xticks(list(table.index))
+    axes.set(xlabel="depth of the draft token", ylabel="accepted, of those tested", ylim=(0, 1.03), xticks=table.index)
     pictures.percent_axis(axes)
     axes.grid(axis="x", visible=False)
     style.legend_above(axes, 2)
@@ -352,12 +341,9 @@ def choice_in_words(table: pd.DataFrame) -> str:
         if foretold.empty:
             continue
         chosen = int(foretold.idxmax())
-        promise = f"promises {foretold[chosen]:.3f}"
-        got = float(table.at[chosen, "measured"])
-        if chosen == best:
-            choices.append(f"{name} chooses it too ({promise})")
-        else:
-            choices.append(f"{name} chooses gamma {chosen} ({promise}, gives {got:.3f}, {1 - got / speedup:.1%} less)")
+        promise, got = f"promises {foretold[chosen]:.3f}", float(table.at[chosen, "measured"])
+        said = f"gamma {chosen} ({promise}, gives {got:.3f}, {1 - got / speedup:.1%} less)"
+        choices.append(f"{name} chooses {f'it too ({promise})' if chosen == best else said}")
     advice = FORETOLD["predicted"]
     lacking = "" if advice in table and table[advice].notna().any() else " No advice was asked for before this run."
     return f"{'; '.join([measured, *choices])}.{lacking}"

@@ -1,21 +1,17 @@
-"""Prediction on prompts that no model has seen: fit on half of them, predict tokens per round on the other half.
+"""Prediction on prompts that no model has seen: fit on half of them, predict tokens per round on the other half, then
+the halves swap (theory.md 5.6).
 
 Every model is fitted at the largest gamma, where rounds reach all depths, and predicts every gamma; of four gammas or
-more, one model reads how many rounds the smallest took, too, and those between are what it predicts. Texts of the
-held-out lengths are then written round by round, so that their ends are in the prediction as they are in the
-measurement. The halves swap, and errors are over all prompts. A fitted model knows nothing about the held-out prompts
-but the lengths of their texts. Halves are drawn several times, each with about the same lengths of texts in both, and
-the error is the mean over these splits; the least and greatest over them say what the luck of a split is worth. Replay
-has no parameters and reads the held-out texts themselves: it stands beside the models and is not ranked with them.
+more, one model reads how many rounds the smallest took, too. Texts of the held-out lengths are written round by round,
+so that their ends are in the prediction as in the measurement; a model knows nothing else of the held-out prompts. The
+error is the mean over several splits; the least and greatest say what the luck of a split is worth. Replay reads the
+held-out texts themselves: it stands beside the models and is not ranked. The recommended model is not chosen by these
+errors: it is the first of `CHOICE` that half of the prompts can determine; how many kinds of stretches it has is
+decided by AIC on the half that is fitted.
 
-Which model is recommended is not decided by these errors: it is the first of `CHOICE` that half of the prompts can
-determine, and how many kinds of stretches it has is decided by AIC on the half that is fitted.
-
-How many tokens a drafter offers is part of the fit: shares of rounds by tokens offered, taken as independent of
-acceptance. For drafters that stay silent when they do not know, such as n-gram tables, that is an approximation, which
-the model `stretches` does without.
-
-Only counts by prompt are kept, not rounds: a million tokens at 15 gammas are millions of rounds.
+What is offered is taken as independent of acceptance, which is an approximation for drafters that stay silent when they
+do not know, such as n-gram tables, and which the model `stretches` does without. Only counts by prompt are kept, not
+rounds: a million tokens at 15 gammas are millions of rounds.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -99,10 +95,10 @@ def predict(
     """Return the errors of every model on prompts that it was not fitted on. Undetermined if no model can be fitted on
     both halves; the message is a clause.
 
-    arms: of one drafter at one or more gammas, whose largest and smallest are read; the baseline only restricts the
-    prompts. alpha_sums: prompt, numerator, denominator of `alpha.text`, None or empty where the run has none; replay:
-    gamma, prompt, tokens, expected rounds along the baseline's texts, likewise. replicates: of the measured intervals'
-    bootstrap; refits: replicates of the intervals of the errors, with every model refitted in each.
+    arms: of one drafter at one or more gammas; the baseline only restricts the prompts. alpha_sums: prompt, numerator,
+    denominator of `alpha.text`; replay: gamma, prompt, tokens, expected rounds along the baseline's texts; None or
+    empty where the run has none. replicates: of the measured intervals' bootstrap; refits: of every model, for the
+    intervals of the errors.
     """
     shared = _shared(arms)
     by_gamma = shared.by_gamma()
@@ -110,13 +106,16 @@ def predict(
     alpha_sums = None if alpha_sums is None or alpha_sums.empty else alpha_sums
     replay = None if replay is None or replay.empty else replay
     prompts = sorted(shared.texts["prompt"].unique())
-    texts = drafted(shared.texts).groupby("gamma", sort=True)
-    written = {int(gamma): _Texts.of(part, prompts) for gamma, part in texts}
+    written: dict[int, Taken] = {}
+    for gamma, texts in drafted(shared.texts).groupby("gamma", sort=True):
+        owner = pd.Index(prompts).get_indexer(texts["prompt"])
+        rounds = np.bincount(owner, texts["rounds"], len(prompts))
+        written[int(gamma)] = Taken(int(gamma), owner, texts["tokens"].to_numpy(dtype=np.int64), rounds)
     sides = _sides(written[largest].tokens, SEED)
     refits = refits if len(prompts) >= FEWEST else 0
     weights = _weights(sides[0], refits)  # [1 + B, P]; the first row is the data
     halves = _Halves(by_gamma, alpha_sums, prompts)
-    fitted, left_out = _models(halves, smallest < largest, replay, set(written), weights * sides[0])
+    fitted, left_out = halves.models(smallest < largest, replay, set(written), sides[0] == 1)
     expected = [halves.expected(fitted, weights if not number else weights[:1], side, written)
                 for number, side in enumerate(sides)]  # fmt: skip
     counted = len(prompts) if refits else 0  # without replicates there are no bounds
@@ -135,15 +134,11 @@ def predict(
                 predicted = by_split[0] + np.mean([one[0] for one in by_split]) - by_split[0][0]
                 predicted = np.clip(predicted, possible.low, possible.high)  # replicates beyond, moved by the mean
                 errors = [float(one[0] / tau[0] - 1) for one in by_split]
-                lines.append(
-                    {
-                        **{"model": name, "gamma": gamma},
-                        **Interval.of_replicates(predicted, counted, possible).as_columns("predicted"),
-                        **{"measured": measured.estimate, "ci_low": measured.low, "ci_high": measured.high},
-                        **Interval.of_replicates(predicted / tau - 1, counted, RELATIVE).as_columns("error"),
-                        **{"split_low": min(errors), "split_high": max(errors)},
-                    }
-                )
+                line = {"model": name, "gamma": gamma}
+                line |= Interval.of_replicates(predicted, counted, possible).as_columns("predicted")
+                line |= {"measured": measured.estimate, "ci_low": measured.low, "ci_high": measured.high}
+                line |= Interval.of_replicates(predicted / tau - 1, counted, RELATIVE).as_columns("error")
+                lines.append(line | {"split_low": min(errors), "split_high": max(errors)})
     table = pd.DataFrame(lines)
     # Few prompts may hold no round of the kind that a parameter is estimated from, in one half or both.
     for name in table.loc[table["error"].isna(), "model"].unique():
@@ -153,15 +148,19 @@ def predict(
     if table[~read].empty:
         raise Undetermined("no model is determined by half of the prompts; decode more of them")
     models, read_off = _summary(table[~read]), _summary(table[read])
-    luck = max(written[largest].apart(side) for side in sides)
+    luck = max(_apart(written[largest], side) for side in sides)
     return HeldOutPrediction(table, models, read_off, left_out, largest, len(prompts), refits, len(sides), luck)
 
 
-def _sides(tokens: np.ndarray, seed: int) -> np.ndarray:
-    """Return the half, 0 or 1, of every prompt in each split, [splits, P]; tokens: of each prompt.
+def _apart(texts: Taken, side: np.ndarray) -> float:
+    """Return by how much the tokens per round of two halves differ, as a share of the lower."""
+    low, high = sorted(texts.tokens[side == half].sum() / texts.rounds[side == half].sum() for half in (0, 1))
+    return float(high / low - 1)
 
-    Prompts are paired in the order of their tokens and a coin parts each pair, so that both halves have texts of all
-    lengths. Fewer than `FEWEST` prompts are split once.
+
+def _sides(tokens: np.ndarray, seed: int) -> np.ndarray:
+    """Return the half, 0 or 1, of every prompt in each split, [splits, P], from their tokens: a coin parts each pair in
+    the order of tokens, so that both halves have texts of all lengths. Fewer than `FEWEST` prompts are split once.
     """
     generator, count = np.random.default_rng(seed), len(tokens)
     splits = SPLITS if count >= FEWEST else 1
@@ -216,34 +215,77 @@ class _Halves:
             raise Undetermined("no draft token was tested at the largest gamma, so no model can be fitted")
         ordered = distinct_generations(arms[gamma])  # by generation, then by round
         prompt, repeat = pd.Index(prompts).get_indexer(ordered["prompt"]), ordered["repeat"].to_numpy()
-        changes = (np.diff(prompt, prepend=-1) != 0) | (np.diff(repeat, prepend=repeat[:1]) != 0)
+        text = np.cumsum((np.diff(prompt, prepend=-1) != 0) | (np.diff(repeat, prepend=repeat[:1]) != 0)) - 1
         # A draft is shortened to the tokens that may still follow: how many a round would have offered is censored.
         room = np.clip(ordered["tokens_left"].to_numpy(dtype=np.int64) - 1, 0, gamma)
         names = ("offered", "accepted", "rejected", "committed")
         columns = {name: ordered[name].to_numpy(dtype=np.int64) for name in names}
+        offered, s, d = columns["offered"], columns["accepted"], columns["rejected"]
         # The rounds as `make_trace` takes them.
-        self._table: dict[str, np.ndarray] = {"text": np.cumsum(changes) - 1, "prompt": prompt, "room": room, **columns}
-        self.data = _counts(self._table, arms[min(arms)], alpha_sums, prompts, gamma)
-        self._gamma, self._offers = gamma, bool((self._table["offered"] < self._table["room"]).any())
+        self._table: dict[str, np.ndarray] = {"text": text, "prompt": prompt, "room": room, **columns}
+        self._gamma, self._offers = gamma, bool((offered < room).any())
         self._near: dict[int, StretchesFit] = {}  # by half: the fit of the first split, from which the others start
+        # What models are fitted to, as tables [P, ...] whose weighted sums a replicate has.
+        per_prompt = partial(np.bincount, prompt, minlength=len(prompts))
+        at_least = partial(exceeding, group=prompt, groups=len(prompts))  # rounds whose value is at least 1, 2, ...
+        refused = at_least((s + 1) * d, gamma + 1)  # rejections at depth 1 or more, 2 or more, ...
+        after_rejection = np.append(False, (d[:-1] == 1) & (text[1:] == text[:-1]))
+        first = after_rejection & (s + d > 0)
+        accepted, rejected = per_prompt(s), per_prompt(d)
+        units = np.stack([accepted, rejected, accepted + rejected], axis=1).astype(np.int64)
+        edges, _ = grouped_counts(min(int(units.max()), 512))  # of the prompt beta: so many groups hold any count
+        short = arms[min(arms)].groupby("prompt")[["accepted", "rejected"]].sum().reindex(prompts)
+        self.data = {
+            "at_risk": at_least(s + d, gamma),
+            "rejected": refused[:, :-1] - refused[:, 1:],
+            "could_offer": at_least(np.minimum(room, offered + 1), gamma),
+            "offered": at_least(np.minimum(room, offered), gamma),
+            "first": np.stack([per_prompt(first & (s > 0)), per_prompt(first)], axis=1),
+            # [P, 3 J] of the prompt beta: 1 for each count below the prompt's own, added up by group
+            "units": np.diff(np.minimum(units[:, :, None], edges), axis=2).reshape(len(prompts), -1).astype(float),
+            "mle": np.stack([accepted, accepted + rejected], axis=1),
+            "short": np.stack([short["accepted"], short["accepted"] + short["rejected"]], axis=1).astype(float),
+        }
+        if alpha_sums is not None:
+            sums = alpha_sums.groupby("prompt")[["numerator", "denominator"]].sum().reindex(prompts).fillna(0.0)
+            self.data["text"] = sums.to_numpy(dtype=float)
 
-    def rounds(self, prompts: np.ndarray) -> int:
-        """Return the number of rounds of some prompts, True in [P]."""
-        return int(prompts[self._table["prompt"]].sum())
+    def models(
+        self, has_short: bool, replay: pd.DataFrame | None, gammas: set[int], half: np.ndarray
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the models to fit, and why the others or a replay are left out; half: [P] True for one half."""
+        left_out, inside = {}, half[self._table["prompt"]]
+        if "text" not in self.data or not self.data["text"][:, 1].any():
+            left_out["capped_geometric.text"] = "the run has no sums of alpha.text per prompt"
+        if not has_short:
+            left_out["capped_geometric.short"] = "the run has one gamma"
+        if not self.data["first"][:, 1].any() or self._gamma < 2:
+            left_out["markov"] = "no round that follows a rejection was tested at two depths"
+        if min(inside.sum(), (~inside).sum()) < FEW_ROUNDS:
+            why = f"a half of the prompts has fewer than {FEW_ROUNDS} rounds"
+            left_out["stretches"] = left_out["stretches.ends"] = why
+        elif len(gammas) < FEW_GAMMAS:
+            left_out["stretches.ends"] = f"the run has fewer than {FEW_GAMMAS} gammas"
+        if replay is None or not gammas <= set(replay["gamma"]):
+            left_out["replay"] = "the run has no replay of the baseline's texts"
+        return [name for name in LABELS if name not in (*left_out, "replay")], left_out
 
     def expected(
-        self, fitted: list[str], weights: np.ndarray, side: np.ndarray, written: "dict[int, _Texts]"
+        self, fitted: list[str], weights: np.ndarray, side: np.ndarray, written: dict[int, Taken]
     ) -> dict[tuple[str, int], np.ndarray]:
         """Return by model and gamma the rounds [1 + B] that all texts are expected to take, each half of the prompts by
         the fit to the other; weights: [1 + B, P] how often each prompt counts; side: [P] its half.
         """
         expected = {(name, gamma): np.zeros(len(weights)) for name in fitted for gamma in written}
         for half in (0, 1):
-            shortest = written[min(written)].taken(min(written), side != half)
+            shortest = written[min(written)].of(side != half)
             for name, rounds_of in self._laws(fitted, weights * (side != half), half, shortest):
                 for gamma, of_gamma in written.items():
-                    lengths, counted = of_gamma.lengths_of(weights * (side == half))
+                    held_out = of_gamma.of(side == half)
+                    lengths, place = np.unique(held_out.lengths, return_inverse=True)
                     if len(lengths):
+                        cells = (np.ones(len(place)), (held_out.prompt, place))
+                        counted = weights @ sparse.csr_matrix(cells, shape=(len(side), len(lengths)))
                         expected[name, gamma] += (rounds_of(gamma, lengths) * counted).sum(axis=1)
         return expected
 
@@ -267,94 +309,6 @@ class _Halves:
             if "stretches.ends" in fitted:
                 ends = at_both_ends(fit, shortest)
                 yield "stretches.ends", partial(ends.rounds_of, steps=ends.steps(weights))
-
-
-def _counts(
-    table: dict[str, np.ndarray], shortest: pd.DataFrame, text_sums: pd.DataFrame | None, prompts: list[str], gamma: int
-) -> dict[str, np.ndarray]:
-    """Return what models are fitted to, as tables [P, ...] whose weighted sums a replicate has."""
-    row, s, d, room = (table[name] for name in ("prompt", "accepted", "rejected", "room"))
-    offered, text = table["offered"], table["text"]
-
-    def per_prompt(values: np.ndarray) -> np.ndarray:
-        return np.bincount(row, values, len(prompts))
-
-    at_least = partial(exceeding, group=row, groups=len(prompts))  # rounds whose value is at least 1, 2, ...
-    refused = at_least((s + 1) * d, gamma + 1)  # rejections at depth 1 or more, 2 or more, ...
-    after_rejection = np.append(False, (d[:-1] == 1) & (text[1:] == text[:-1]))
-    first = after_rejection & (s + d > 0)
-    accepted, rejected = per_prompt(s), per_prompt(d)
-    units = np.stack([accepted, rejected, accepted + rejected], axis=1).astype(np.int64)
-    edges, _ = grouped_counts(min(int(units.max()), 512))  # of the prompt beta: so many groups hold any count
-    short = shortest.groupby("prompt")[["accepted", "rejected"]].sum().reindex(prompts)
-    counts = {
-        "at_risk": at_least(s + d, gamma),
-        "rejected": refused[:, :-1] - refused[:, 1:],
-        "could_offer": at_least(np.minimum(room, offered + 1), gamma),
-        "offered": at_least(np.minimum(room, offered), gamma),
-        "first": np.stack([per_prompt(first & (s > 0)), per_prompt(first)], axis=1),
-        # [P, 3 J] of the prompt beta: 1 for each count below the prompt's own, added up by group
-        "units": np.diff(np.minimum(units[:, :, None], edges), axis=2).reshape(len(prompts), -1).astype(float),
-        "mle": np.stack([accepted, accepted + rejected], axis=1),
-        "short": np.stack([short["accepted"], short["accepted"] + short["rejected"]], axis=1).astype(float),
-    }
-    if text_sums is not None:
-        sums = text_sums.groupby("prompt")[["numerator", "denominator"]].sum().reindex(prompts).fillna(0.0)
-        counts["text"] = sums.to_numpy(dtype=float)
-    return counts
-
-
-def _models(
-    halves: _Halves, has_short: bool, replay: pd.DataFrame | None, gammas: set[int], half: np.ndarray
-) -> tuple[list[str], dict[str, str]]:
-    """Return the models to fit, and why the others or a replay are left out; half: weights [.., P] of one half."""
-    left_out, data = {}, halves.data
-    if "text" not in data or not data["text"][:, 1].any():
-        left_out["capped_geometric.text"] = "the run has no sums of alpha.text per prompt"
-    if not has_short:
-        left_out["capped_geometric.short"] = "the run has one gamma"
-    if not data["first"][:, 1].any() or data["at_risk"].shape[1] < 2:
-        left_out["markov"] = "no round that follows a rejection was tested at two depths"
-    if min(halves.rounds(half[0] > 0), halves.rounds(half[0] == 0)) < FEW_ROUNDS:
-        left_out["stretches"] = left_out["stretches.ends"] = f"a half of the prompts has fewer than {FEW_ROUNDS} rounds"
-    elif len(gammas) < FEW_GAMMAS:
-        left_out["stretches.ends"] = f"the run has fewer than {FEW_GAMMAS} gammas"
-    if replay is None or not gammas <= set(replay["gamma"]):
-        left_out["replay"] = "the run has no replay of the baseline's texts"
-    return [name for name in LABELS if name not in (*left_out, "replay")], left_out
-
-
-@dataclass(frozen=True)
-class _Texts:
-    """The texts of one gamma: prompt (position) and length of each; tokens and rounds by prompt."""
-
-    owner: np.ndarray
-    lengths: np.ndarray
-    tokens: np.ndarray
-    rounds: np.ndarray
-
-    @classmethod
-    def of(cls, texts: pd.DataFrame, prompts: list[str]) -> "_Texts":
-        owner = pd.Index(prompts).get_indexer(texts["prompt"])
-        tokens, rounds = (np.bincount(owner, texts[name], len(prompts)) for name in ("tokens", "rounds"))
-        return cls(owner, texts["tokens"].to_numpy(dtype=np.int64), tokens, rounds)
-
-    def taken(self, gamma: int, inside: np.ndarray) -> Taken:
-        """Return the rounds that the texts of some prompts, True in [P], took at this gamma."""
-        ours = inside[self.owner]
-        return Taken(gamma, self.owner[ours], self.lengths[ours], self.rounds * inside)
-
-    def apart(self, side: np.ndarray) -> float:
-        """Return by how much the tokens per round of two halves differ, as a share of the lower."""
-        low, high = sorted(self.tokens[side == half].sum() / self.rounds[side == half].sum() for half in (0, 1))
-        return float(high / low - 1)
-
-    def lengths_of(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the distinct lengths [U] of prompts that weigh in the first row, and how often each counts [B, U]."""
-        inside = weights[0, self.owner] > 0
-        lengths, place = np.unique(self.lengths[inside], return_inverse=True)
-        cells = (np.ones(len(place)), (self.owner[inside], place))
-        return lengths, weights @ sparse.csr_matrix(cells, shape=(weights.shape[1], len(lengths)))
 
 
 def _summary(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,28 +1,21 @@
-"""Stretches of the text: a hidden Markov model of acceptance, which predicts rounds of any gamma from those of one.
+"""Stretches of the text: a hidden Markov model of acceptance, which predicts rounds of any gamma from those of one, as
+theory.md 5.7 derives it.
 
 A text runs through K hidden kinds of stretches (hard, easy, copied). After every token the kind z changes by T [K, K];
-at the first token of a text it has the law `start`. Texts differ in their level u, a normal variable of variance 1
-around drift (log n - centre), where n is the text's length in tokens: so long texts may be harder or easier than short
-ones, and texts of one length differ. In a stretch of kind z, the draft at depth k of a round is accepted with chance
-p_z(k), logit p_z(k) = a_z + spread u + slope (k - 1), the logits of a change to kind y move by pull u y / (K - 1), and
-a round offers at least d tokens with chance S_z(d) = (1 - w_z) c_z^(d-1): it is silent with chance w_z and goes on with
-chance c_z. With P_k = diag(p_z(k)), a round that accepts s tokens and sees a rejection at depth s + 1, or accepts all
-of s offered, moves the hidden kind by
+at the first token it has the law `start`. Texts differ in their level u, a normal variable of variance 1 around
+drift (log n - centre) for n tokens. The draft at depth k of a round is accepted with chance p_z(k), logit p_z(k) =
+a_z + spread u + slope (k - 1), the logits of a change to kind y move by pull u y / (K - 1), and a round offers at least
+d tokens with chance S_z(d) = (1 - w_z) c_z^(d-1): it is silent with chance w_z and goes on with chance c_z. With P_k =
+diag(p_z(k)), a round that accepts s tokens and then sees a rejection, or accepts all of s offered, moves the kind by
 
     A_s = P_1 T P_2 T ... P_s T (I - P_{s+1}) T,        F_s = P_1 T P_2 T ... P_s T T:
 
 every token of the round takes one step, the correction or bonus token, which nobody tests, too. So what a round begins
-with depends on how the last one ended, at every gamma: after a rejection the text is probably hard, after a full
-acceptance probably easy; that is what one chance per depth, or per previous round, cannot carry over from the largest
-gamma to gamma 1. One kind without levels is the capped geometric model; two kinds that accept always and never are the
-Markov chain of agreement along the text; a slope below 0 is a feature drafter, whose drafts wear off with depth.
+with depends on how the last one ended, at every gamma, which one chance per depth cannot carry over to another gamma.
 
-A draft that is asked for behind one that was accepted whole may fare otherwise than its kind says: a lookup then has a
-longer match to go by. At the largest gamma such rounds are few; how many rounds the smallest gamma took says what they
-are worth (`at_both_ends`): behind a whole draft, logit p_z(1) moves by `asked`.
-
+Behind a whole draft, logit p_z(1) moves by `asked`, which the rounds of the smallest gamma determine (`at_both_ends`).
 The likelihood of a text is the mean over u of start M_1 M_2 ... 1 over its rounds (Rabiner 1989, forward and backward
-passes, by rounds instead of tokens). notebooks/guide/theory.md 5.7 has the model beside the others.
+passes, by rounds instead of tokens).
 """
 
 from collections.abc import Mapping
@@ -162,9 +155,7 @@ class Stretches:
         return whole + stopped
 
     def moves_behind(self, gamma: int) -> np.ndarray:
-        """Return [B, gamma + 1, 2 K, 2 K], as `moves`: kinds behind a draft that was accepted whole, of one token or
-        more, follow those behind any other round.
-        """
+        """Return [B, gamma + 1, 2 K, 2 K], as `moves`: kinds behind a whole draft of one token or more come last."""
         accept, rows = self.accept.copy(), []
         accept[:, 0] = self.behind
         for model in (self, replace(self, accept=accept)):
@@ -231,7 +222,7 @@ class Outcomes:
         return replace(self, rounds=rounds, first=self.first[inside], text=text, prompt=prompt, lengths=lengths)
 
     def taken(self, gamma: int) -> "Taken":
-        """Return the rounds that the texts took, of this gamma."""
+        """Return the texts with the rounds that they took, of this gamma."""
         by_text = np.bincount(self.text, (self.rounds >= 0).sum(axis=1), len(self.lengths))
         return Taken(gamma, self.prompt, self.lengths.astype(np.int64), np.bincount(self.prompt, by_text, self.prompts))
 
@@ -285,13 +276,23 @@ def _passes(trace: Outcomes, matrices: np.ndarray, begin: np.ndarray) -> tuple[n
 
 @dataclass(frozen=True)
 class Taken:
-    """The rounds that texts took at one gamma."""
+    """Texts of one gamma, and the rounds that they took."""
 
     gamma: int
     # prompt, lengths: [texts] number of the prompt and tokens of each text
     prompt: np.ndarray
     lengths: np.ndarray
     rounds: np.ndarray  # [P] of all texts of each prompt
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """The tokens of all texts of each prompt, [P]."""
+        return np.bincount(self.prompt, self.lengths, len(self.rounds))
+
+    def of(self, inside: np.ndarray) -> "Taken":
+        """Return the texts of some prompts, True in [P]."""
+        ours = inside[self.prompt]
+        return replace(self, prompt=self.prompt[ours], lengths=self.lengths[ours], rounds=self.rounds * inside)
 
     def too_many(self, family: Family, x: np.ndarray) -> float:
         """Return the logarithm of the rounds that are expected at parameters x [size] over those taken."""
@@ -441,13 +442,11 @@ def _with_slopes(family: Family, x: np.ndarray, gamma: int, lengths: np.ndarray)
 
 
 def fit_stretches(depth: int, offers: bool, trace: Outcomes, near: StretchesFit | None = None) -> StretchesFit:
-    """Fit by maximum likelihood: on some of the texts from several starts, then by Newton's steps on more of them.
-
-    So the time hardly grows with the texts. Kinds are added as long as AIC falls. At last acceptance is raised or
+    """Fit by maximum likelihood: on some of the texts from several starts, then by Newton's steps on more of them, so
+    that the time hardly grows with the texts. Kinds are added as long as AIC falls. At last acceptance is raised or
     lowered, alike in all kinds, until the fit expects as many rounds of all texts as were taken: what no such model can
-    follow is then not in the mean.
-
-    near: a fit to texts of the same source, whose number of kinds is kept and whose maximum is the start.
+    follow is then not in the mean. near: a fit to texts of the same source, whose number of kinds is kept and whose
+    maximum is the start.
     """
     sample = trace.sample(ALL)
     many = sample.sample(MANY)

@@ -5,10 +5,8 @@
 
 `(reading, computing)` is the larger of the two where they overlap (a GPU), their sum where the same cores do both (a
 CPU); the data choose tile and overlap. The bandwidth is the machine's own, measured apart: every call of a dense model
-reads the same weights, so no times of calls can tell their reading from the fixed cost. In a mixture the bytes grow
-with n, by the experts that n independent tokens choose where each is as likely (theory.md 7.6).
-
-`rows` of a call here and in `calibration.json` are the n tokens that it evaluates (rows of the matrix products).
+reads the same weights, so no times of calls can tell their reading from the fixed cost. `rows` of a call here and in
+`calibration.json` are the n tokens that it evaluates (rows of the matrix products).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -20,13 +20,13 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
     n, the ridge. The two asymptotes and the ridge are those of the middle context, whose symbols are filled. A line
     joins measured sizes that follow each other if the fit is within `HOLDS` of both (`CostReport.holds`).
     """
-    model, middle, table = report.model, report.context, report.table
+    model, middle, table, holds = report.model, report.context, report.table, report.holds
     largest = int(table["rows"].max())
     n = np.arange(1, largest + 1)
     # The fit is drawn at each of `n` [N] that has measured sizes on both sides at which it holds.
     held = {
         int(context): np.interp(n, cells["rows"], cells["holds"].astype(float), left=0, right=0) == 1
-        for context, cells in table.assign(holds=report.holds).groupby("context")
+        for context, cells in table.assign(holds=holds).groupby("context")
     }
     ridge = model.ridge(middle)
     if ridge is not None and not (1 <= ridge <= largest and held[middle][round(ridge) - 1]):
@@ -37,7 +37,21 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
     fitted = [np.where(held[int(at)], model.seconds(n, at) / t1, 0.0).max() for at, t1 in t1s.items()]
     top = 1.5 * max(*fitted, float(ratios.median()), 1.0)
     beyond = int((ratios > top).sum())
-    caption = _caption(report, ridge) + (f" {counted(beyond, 'point')} above the top." if beyond else "")
+    # What was measured, where the fit is drawn, and what the black lines are.
+    error = "" if report.by_rows is None else f", {report.by_rows.median:.1%} off in the median on sizes left out"
+    fit = f"Lines: fit{error}, drawn where it is within {HOLDS:.0%} of the points ({holds.sum()} of {len(holds)})"
+    if not holds.any():
+        fit = f"No line: the fit{error} is nowhere within {HOLDS:.0%} of the points"
+    asymptotes = ""
+    if holds[table["context"] == middle].any():
+        asymptotes = "; black: overhead with reading only (dashed), with arithmetic only (dash-dotted)"
+    crossing = "" if ridge is None else f"; they cross at n = {ridge:.3g}, where arithmetic outgrows reading"
+    caption = (
+        f"Points by tokens in the cache: median of {counted(int(table['calls'].max()), 'call')} each, "
+        f"{table['rows'].nunique()} values of n from 1 to {largest}; no intervals. {fit}. At "
+        f"{middle} cached tokens t(1) = {1e3 * report.t1:.3g} ms{asymptotes}{crossing}."
+    )
+    caption += f" {counted(beyond, 'point')} above the top." if beyond else ""
     cells = table[table["context"] == middle].set_index("rows")["seconds"]
     few = min((rows for rows in cells.index if rows > 1), key=lambda rows: abs(rows - FEW), default=1)
     costs = [f"{rows} tokens {cells[rows] / report.t1:.2f} t(1)" for rows in dict.fromkeys((few, cells.index[-1]))]
@@ -61,26 +75,7 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
         axes.axvline(ridge, color=style.GREY, linewidth=1.3, linestyle=":")
         axes.annotate(f"n* = {ridge:.3g}", (ridge, 0), xytext=(4, 5), textcoords="offset points", color=style.GREY)
     axes.set(xlabel="n, tokens of a call (the draft and its root)", ylabel="t(n) / t(1)", xlim=(0, 1.02 * largest))
-    axes.set_ylim(0, top if beyond else None)
     step = max(1, largest // 8)
-    axes.set_xticks([1, *range(max(step, 2), largest + 1, step)])
+    axes.set(ylim=(0, top if beyond else None), xticks=[1, *range(max(step, 2), largest + 1, step)])
     style.legend_above(axes, 3)
     return figure
-
-
-def _caption(report: CostReport, ridge: float | None) -> str:
-    """Say what was measured, where the fit is drawn, and what the black lines are; `ridge` may be None."""
-    table, holds = report.table, report.holds
-    error = "" if report.by_rows is None else f", {report.by_rows.median:.1%} off in the median on sizes left out"
-    fit = f"Lines: fit{error}, drawn where it is within {HOLDS:.0%} of the points ({holds.sum()} of {len(holds)})"
-    if not holds.any():
-        fit = f"No line: the fit{error} is nowhere within {HOLDS:.0%} of the points"
-    asymptotes = ""
-    if holds[table["context"] == report.context].any():
-        asymptotes = "; black: overhead with reading only (dashed), with arithmetic only (dash-dotted)"
-    crossing = "" if ridge is None else f"; they cross at n = {ridge:.3g}, where arithmetic outgrows reading"
-    return (
-        f"Points by tokens in the cache: median of {counted(int(table['calls'].max()), 'call')} each, "
-        f"{table['rows'].nunique()} values of n from 1 to {int(table['rows'].max())}; no intervals. {fit}. At "
-        f"{report.context} cached tokens t(1) = {1e3 * report.t1:.3g} ms{asymptotes}{crossing}."
-    )

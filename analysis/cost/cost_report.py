@@ -33,10 +33,9 @@ def _scaled(value: float, unit: str) -> str:
 
 
 class CostReport:
-    """The fitted cost of a call and its errors, as `cost.json` holds them.
+    """The fitted cost of a call (`model`) and its errors, as `cost.json` holds them.
 
     Attributes:
-        model: the fit.
         table: as from `call_table`.
         contexts, context: those measured, ascending, and the middle one, at which single figures are given.
         by_rows, by_context: prediction errors on held-out rows and contexts, where there are enough.
@@ -80,8 +79,8 @@ class CostReport:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Logged metrics: `cost/fit_error` (median relative error on held-out rows), `cost/ridge_n` (of the fit) and
-        `cost/bandwidth_share` (bytes over t(1), over the machine's bandwidth); absent where they do not exist.
+        """Logged metrics, absent where they do not exist: the median relative error on held-out rows, the ridge of the
+        fit, and bytes over t(1) as a share of the machine's bandwidth.
         """
         values = {
             "cost/fit_error": None if self.by_rows is None else self.by_rows.median,
@@ -151,10 +150,9 @@ class CostReport:
 
 
 def experts_table(experts: pd.DataFrame, timed: Mapping[int, float]) -> pd.DataFrame:
-    """Return the experts that the verifications of a mixture chose, beside those of independent tokens (theory.md 7.6):
-    a line for each number of tokens n of a call, means over its calls.
-
-    experts: as `Run.experts` reads it; timed: n -> calibrated t(n) / t(1), for the n that were timed.
+    """Return the experts that verifications of a mixture chose, beside those of independent tokens (theory.md 7.6): a
+    line for each number of tokens n of a call, means over its calls. experts: as `Run.experts` reads it; timed: n ->
+    calibrated t(n) / t(1), where timed.
     """
     headings = {"experts": "experts a layer", "independent": "if tokens were independent",
                 "uniform": "and experts equally likely", "reads": "weights read, over n = 1"}  # fmt: skip

@@ -45,15 +45,14 @@ class PlainCurve:
     """Plain decoding over the requests in flight.
 
     A plain step with B running carries B (1 + P / O) tokens, because a request of P prompt and O output tokens brings
-    P / O tokens of prefill for each that it writes. Its slope belongs partly to tokens, partly to requests, whose cache
-    is read and which are scheduled and sampled; the curve cannot tell the two apart, so the cost of a token has bounds:
+    P / O tokens of prefill for each that it writes. Its slope belongs partly to tokens, partly to requests; the curve
+    cannot tell the two apart, so the cost of a token has bounds (theory.md 7.5).
 
     Attributes:
         dearest: ms of a token if all of the slope belonged to tokens.
         wide: ms of a token in calls as wide as possible, from the slowest first tokens of requests that began together;
             0 where the table does not say it.
-        cheapest: the same where it is below `dearest`, else None: then it bounds steps that compute limits (roofline),
-            and says nothing of those of the curve.
+        cheapest: the same where it is below `dearest`, else None: then it bounds steps that compute limits (roofline).
         residuals: relative deviation of steps, and of first tokens, from the lines between their neighbours, root mean
             square.
         prompt, output, prefill: tokens of a text, and those of its prompt for each that it writes.
@@ -94,11 +93,8 @@ class PlainCurve:
         self.measured, self.admitted, self.others = self, inf, tuple[PlainCurve, ...]()
 
     def with_prompts(self, prompt: float, others: "Sequence[PlainCurve]" = (), admitted: float = inf) -> "PlainCurve":
-        """Return the curve of the same server with prompts of another length and outputs of the same.
-
-        A request costs a step what its tokens cost and what it costs itself, of which reading its cache, and so what
-        grows with its text, is `Unknowns.attention`; curves with other prompts say it instead, and bound the cost of a
-        token further.
+        """Return the curve of the same server with prompts of another length and outputs of the same; what of a
+        request's cost grows with its text is `Unknowns.attention`, unless curves with other prompts say it.
 
         others: the same server's curves with other prompts; admitted: requests that memory lets run.
         """
@@ -172,9 +168,7 @@ class PlainCurve:
         return np.maximum(first, 0)
 
     def plain_throughput(self, loads: np.ndarray, unknowns: Unknowns) -> np.ndarray:
-        """Return the tokens per second of plain decoding: as measured, or in proportion to what the forecast of its
-        requests' time says of these prompts.
-        """
+        """Return the tokens per second of plain decoding: as measured, or in proportion to the time of a request."""
         measured = np.interp(loads, self.loads, self.throughput)
         if self is self.measured:
             return measured

@@ -18,6 +18,8 @@ EAGLE = {  # format: the type of speculation that reads it
     "DFlash": "draft-dflash",
     "DSpark": "draft-dspark",
 }
+CONFIDENCE = "It ends a draft at a token that is less likely than this; the product over the draft was measured."
+SAMPLED = "It judges a sampled draft by whether the target draws the same token: expect fewer accepted."
 REASONS = {
     "suffix": "No look-up by the longest match: it looks up n-grams of one length, which +drafter=ngram measures.",
     "retrieval": "No look-up in a text of one's own.",
@@ -64,13 +66,9 @@ def llama_cpp(measured: Measured) -> Configuration:
         draft = measured.drafting(key)
         if name == "adaptive":
             flags += ["--spec-draft-p-min", str(measured.value("drafter.threshold"))]
-            remarks.append(
-                "It ends a draft at a token that is less likely than this; the product over the draft was measured."
-            )
+            remarks.append(CONFIDENCE)
         if measured.sampled:
-            remarks.append(
-                "It judges a sampled draft by whether the target draws the same token: expect fewer accepted."
-            )
+            remarks.append(SAMPLED)
     before = [_convert(measured.served, TARGET)]
     if draft:
         before.append(_convert(draft, DRAFT, *options))

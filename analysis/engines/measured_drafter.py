@@ -111,13 +111,6 @@ class Measured:
         return self.name == "mtp" and self.value("drafter.model") is None
 
     @property
-    def demonstration(self) -> bool:
-        """True if a model that comes with specdec took part, whose figures are evidence of nothing else."""
-        drafts = self.value("drafter.models")
-        models = [self.value(key) for key in ("target.model", "drafter.model", "drafter.of.model")]
-        return POCKET in [*models, *(drafts if isinstance(drafts, list) else [])]
-
-    @property
     def served(self) -> str:
         """The target's folder or hub id, as a command names it."""
         model = self.params.get("target.model", POCKET)

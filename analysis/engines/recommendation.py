@@ -10,7 +10,7 @@ import pandas as pd
 from ..cost.load_forecast import PlainCurve, Speculating, Unknowns, forecast_once, held_slots, off_load
 from ..sections import Section
 from .llama_cpp_flags import llama_cpp
-from .measured_drafter import Alone, Configuration, Measured
+from .measured_drafter import POCKET, Alone, Configuration, Measured
 from .sglang_flags import sglang
 from .vllm_flags import vllm
 
@@ -106,7 +106,10 @@ def recommend(depths: Iterable[Measured]) -> Recommendation:
     if not any(each.command for each in configurations):
         return Recommendation(f"No engine offers {name} as it was measured. It would pay: {figures}.", configurations)
     where = f" on {best.machine}" if best.machine else ""
-    remarks = [DEMONSTRATION] if best.demonstration else []
+    drafts = best.value("drafter.models")
+    models = [best.value(key) for key in ("target.model", "drafter.model", "drafter.of.model")]
+    models += drafts if isinstance(drafts, list) else []
+    remarks = [DEMONSTRATION] if POCKET in models else []
     remarks.append(STARTING_POINT.format(where=where))
     batch = best.value("measurement.batch_size") or 1
     alone = "Measured with one sequence at a time: `measurement.batch_size=8` shows what a batch leaves of it."

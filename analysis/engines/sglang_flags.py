@@ -20,6 +20,8 @@ REASONS = {
     "adaptive": "No draft model that ends its draft by its own confidence; --speculative-adaptive follows the share of "
     "accepted tokens.",
 }
+# Its look-up keeps the tokens of all requests in one trie.
+SERVED = "SGLang looks up in all requests that it has served, and sets no bounds to the length of a match."
 LIKELIEST = "SGLang drafts the likeliest tokens here; sampled ones were measured."
 
 
@@ -35,10 +37,7 @@ def sglang(measured: Measured) -> Configuration:
         flags = ["NGRAM", "--speculative-num-draft-tokens", str(measured.nodes + 1)]
         if measured.branching is not None:
             flags += ["--speculative-ngram-max-bfs-breadth", str(measured.branching)]
-        # Its look-up keeps the tokens of all requests in one trie.
-        remarks.append(
-            "SGLang looks up in all requests that it has served, and sets no bounds to the length of a match."
-        )
+        remarks.append(SERVED)
         if name == "retrieval":
             flags += ["--speculative-ngram-external-corpus-path", "CORPUS.jsonl"]
             flags += ["--speculative-ngram-external-sam-budget", str(measured.nodes)]

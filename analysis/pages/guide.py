@@ -205,9 +205,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         notebooks = Path(config_dir()).parent / "notebooks"
         if not notebooks.is_dir():
-            raise UsageError(
-                f"There is no guide to renew: {notebooks} is missing; run `{COMMAND}` in a clone of the repository."
-            )
+            where = f"{notebooks} is missing; run `{COMMAND}` in a clone of the repository."
+            raise UsageError(f"There is no guide to renew: {where}")
         guide = notebooks / "guide"
         guide.mkdir(exist_ok=True)
         for picture, name in PICTURES.items() if run is not None else ():

@@ -226,8 +226,7 @@ def _table(caption: str, table: pd.DataFrame) -> str:
     body = ""
     for line in table.itertuples(index=False, name=None):
         body += "<tr>"
-        for value, kind in zip(line, attribute, strict=True):
-            text = cell(value)
+        for text, kind in zip(map(cell, line), attribute, strict=True):
             whole = ' class="whole"' if not kind and _WITH_INTERVAL.fullmatch(text) else kind  # stays on one line
             body += f"<td{whole}>{escape(text)}</td>"
         body += "</tr>\n"

@@ -105,11 +105,8 @@ def _block(part: Measurement, results: Path) -> str:
         before = load["start"][0] if isinstance(load, dict) else load[0]
         cores = f", {cpu['physical_cores']} cores" if "physical_cores" in cpu else ""
         machine = f"{cpu['model']}{cores}, load average {before} before"
-    blocks = [
-        f"### {part.title}",
-        " ".join(filter(None, (part.meaning, sentences))),
-        *([markdown(table)] if table else ()),
-    ]
+    blocks = [f"### {part.title}", " ".join(filter(None, (part.meaning, sentences)))]
+    blocks += [markdown(table)] if table else []
     today = _read(results / "sessions.json")[LOOPS]["date"]
     if (part.result in ON_POCKET_TEXT or facts.get("pocket")) and date < today:
         blocks.append(STALE.format(date=today, anchor=LOOPS.lower().replace(" ", "-")))
@@ -155,8 +152,8 @@ def _calls(path: Path) -> tuple[str, Table]:
         for line in _read(path)["figures"]
         if line["what"] == "bandwidth" and (line["model"], line["dtype"]) == ("causal", "bfloat16")
     )
-    contexts = sorted({figure["context"] for figure in figures})
-    return f"Calls stand behind {contexts[0]} cached tokens; memory was read at {speeds}.", list(rows.values())
+    context = min(figure["context"] for figure in figures)
+    return f"Calls stand behind {context} cached tokens; memory was read at {speeds}.", list(rows.values())
 
 
 def _architectures(path: Path) -> tuple[str, Table]:
@@ -177,9 +174,8 @@ def _architectures(path: Path) -> tuple[str, Table]:
         names[next(words for words in outcomes if words in said)].append(f"`{line['architecture']}`")
     counts = {words: len(listed) for words, listed in names.items()}
     names["packed"] = ["all that are not named below"]
-    table = [
-        {"outcome": told, "number": counts[words], "which": ", ".join(names[words])} for words, told in outcomes.items()
-    ]
+    which = {words: ", ".join(listed) for words, listed in names.items()}
+    table = [{"outcome": outcomes[words], "number": counts[words], "which": which[words]} for words in outcomes]
     version = _read(path)["versions"]["transformers"]
     again = ", ".join(f"`{line['architecture']}` on {line['date']}" for line in lines if "date" in line)
     made = f" Made again since: {again}." * bool(again)
@@ -205,14 +201,15 @@ def _experts(path: Path) -> tuple[str, Table]:
             f"Fitted on {known[0]} and {known[1]} tokens, the cost model of reading and computing misses the other "
             f"calls by a median (at most) of {', '.join(words[:2])} and {words[2]}."
         )
+        values_of = figure | {"predicted": predicted["recorded"]}
+        shown = {"ms": "ms", "ms predicted": "predicted", "t(n) / t(1)": "timed"}
+        shown |= {"by recorded experts": "read_recorded"}
+        shown |= {"by independent tokens": "read_independent", "and equal chances": "read_uniform"}
+        shown |= {"experts recorded": "recorded", "independent": "independent", "equal": "uniform"}
         for place, n in enumerate(figure["n"]):
             if n in (1, 2, 3, 4, 5, 8, 12, 16):
-                columns = {"weights": figure["what"], "n": n, "ms": f"{figure['ms'][place]:.2f}"}
-                columns["ms predicted"] = f"{predicted['recorded'][place]:.2f}"
-                shown = {"t(n) / t(1)": "timed", "by recorded experts": "read_recorded"}
-                shown |= {"by independent tokens": "read_independent", "and equal chances": "read_uniform"}
-                shown |= {"experts recorded": "recorded", "independent": "independent", "equal": "uniform"}
-                table.append(columns | {name: f"{figure[key][place]:.2f}" for name, key in shown.items()})
+                values = {name: f"{values_of[key][place]:.2f}" for name, key in shown.items()}
+                table.append({"weights": figure["what"], "n": n, **values})
     return " ".join(said), table
 
 
@@ -249,12 +246,10 @@ def _prediction(path: Path) -> tuple[str, Table]:
 
 def _real_model(path: Path) -> tuple[str, Table]:
     table: Table = []
-    for line in load_real(path, ALONG):
-        if not line["temperature"]:
-            rates = dict(zip(line["gammas"], line["tokens_per_round"], strict=True))
-            row = {"prompts": SETS[line["set"]], "drafter": line["name"], "tokens": line["tokens"]}
-            row |= {f"gamma {gamma}": f"{rates[gamma]:.2f}" for gamma in (1, 2, 4, 8, 15) if gamma in rates}
-            table.append(row)
+    for line in (line for line in load_real(path, ALONG) if not line["temperature"]):
+        rates = dict(zip(line["gammas"], line["tokens_per_round"], strict=True))
+        row = {"prompts": SETS[line["set"]], "drafter": line["name"], "tokens": line["tokens"]}
+        table.append(row | {f"gamma {gamma}": f"{rates[gamma]:.2f}" for gamma in (1, 2, 4, 8, 15) if gamma in rates})
     return " ".join(section.text[0] for section in real_sections(path) if section.tables), table
 
 
@@ -265,13 +260,10 @@ def _families(path: Path) -> tuple[str, Table]:
 
 def _few_prompts(path: Path) -> tuple[str, Table]:
     table: Table = []
-    for line in _read(path)["figures"]:
-        if "coverage" not in line:
-            continue
+    for line in (line for line in _read(path)["figures"] if "coverage" in line):
         names = ("tokens per round", "alpha", "speedup")
-        held = {name: f"{line['coverage'][name]:.1%}" if name in line["coverage"] else "–" for name in names}
-        if not line["shown"]:
-            held = {name: f"– ({share})" if share != "–" else share for name, share in held.items()}
+        form = "{:.1%}" if line["shown"] else "– ({:.1%})"
+        held = {name: form.format(line["coverage"][name]) if name in line["coverage"] else "–" for name in names}
         row = {"simulated": line["what"].partition(", ")[2], "prompts": line["prompts"], **held}
         row |= {"percentiles of the speedup": f"{line['percentiles_of_speedup']:.1%}"}
         table.append(row | {"high over low": f"{line['span_of_speedup']:.2f}"})
@@ -282,8 +274,7 @@ def _few_prompts(path: Path) -> tuple[str, Table]:
 def _coverage(path: Path) -> tuple[str, Table]:
     tests = [line for line in _read(path)["figures"] if line["what"].startswith("size of the test")]
     shares = [line["rejected"]["share"] for line in tests]
-    level = tests[0]["what"].rpartition(" ")[2]
-    rejected = f"{min(shares):.1%} to {max(shares):.1%} of true models at {level}"
+    rejected = f"{min(shares):.1%} to {max(shares):.1%} of true models at {tests[0]['what'].rpartition(' ')[2]}"
     sentence = f"Each of {len(tests)} tests of the i.i.d. model rejects {rejected}."
     columns = (
         "simulated={rest} | prompts={prompts} | prompts resampled={prompt_bootstrap[share]:.1%}"
@@ -322,11 +313,10 @@ def _llama_server(path: Path) -> tuple[str, Table]:
     parted = []
     for figure in figures:
         if "inside" in figure["way"] and (own := ours.get(figure["what"])):
-            parted += [
-                words
-                for name, words in names.items()
-                if figure[name][1] > own[name][2] or own[name][1] > figure[name][2]
-            ]
+            for name, words in names.items():
+                (_, low, high), (_, own_low, own_high) = figure[name], own[name]
+                if low > own_high or own_low > high:
+                    parted.append(words)
     said = f"Beside specdec's run {' and '.join(parted) or 'nothing'} differ beyond the intervals." if ours else ""
     rows = [
         {

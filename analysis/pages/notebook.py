@@ -34,7 +34,7 @@ def show(*sections: Section, heading: str = "") -> None:
 
 
 def overlay_runs(tracking_uri: str, experiment: str, overlay: str, each: str, or_others: bool = False) -> list[Run]:
-    """Return the newest finished run of an overlay for each value of a parameter; where the overlay was never run, with
+    """Return the newest finished run of an overlay for each value of a parameter; where it was never run, with
     `or_others` those of all runs. UsageError if there is none.
     """
     table = load_runs(tracking_uri, experiment)
@@ -51,9 +51,8 @@ def overlay_runs(tracking_uri: str, experiment: str, overlay: str, each: str, or
 
 
 def own_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> list[Run]:
-    """Return the runs of the ids or folders in `chosen`; without any those of the overlay `notebooks`, or where it was
-    never run the newest finished run of every drafter, oldest first. UsageError for what is no run, and where none
-    finished.
+    """Return the runs of the ids or folders in `chosen`; without any those of the overlay `notebooks`, else the newest
+    of every drafter, oldest first. UsageError for what is no run, and where none finished.
     """
     if chosen:
         return open_runs(tracking_uri, chosen)
@@ -73,7 +72,7 @@ def own_run(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> R
 
 def study(tracking_uri: str, experiment: str, name: str, chosen: Sequence[str] = ()) -> Sections:
     """Return what a study found: the first of its name in `chosen`, run ids or folders, or else the newest finished one
-    of the experiment; without one what a committed one found, if any, with the sentence that says what makes one.
+    of the experiment; without one what a committed one found, if any, and what makes one.
     """
     try:
         own = [known for known in chosen_studies(tracking_uri, chosen) if known.kind == name]
@@ -84,21 +83,20 @@ def study(tracking_uri: str, experiment: str, name: str, chosen: Sequence[str] =
 
 def _stand_in(name: str, error: UsageError) -> Sections:
     """Return committed sections, the first of which says what makes one's own; without any, a section that says it."""
-    committed: Sections = (Section(name),)
+    said, first, others = [str(error)], Section(name), list[Section]()
     if name == "serving":
-        committed = committed_sections()
+        first, *others = committed_sections()
     elif name == "batching":
         first, *others = committed_study().findings().sections
-        committed = (replace(first, text=(*first.text, committed_in_words())), *others)
+        said = [committed_in_words(), *said]
     elif name == "grounded_bars":
-        committed = (committed_section(),)
-    first, *others = committed
-    return (replace(first, text=(*first.text, str(error))), *others)
+        first = committed_section()
+    return (replace(first, text=(*first.text, *said)), *others)
 
 
 def live(overlay: str, tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> Sections:
-    """Return what runs of an overlay found, which decoded live (see `LIVE`): those of `chosen` that are no studies, or
-    else the newest of the overlay. Where there are none, say what makes them, behind what a committed one found.
+    """Return what live runs of an overlay found (see `LIVE`): those of `chosen` that are no studies, or else the
+    newest; without them what a committed one found, and what makes them.
     """
     each, sections_of = LIVE[overlay]
     try:

@@ -51,9 +51,9 @@ MANY = 6  # runs beyond which each shows its heading alone
 def run_chapters(
     runs: Sequence[Run], notes: Sequence[str] = (), done: Callable[[], None] = lambda: None
 ) -> list[Chapter]:
-    """Make one chapter per run, after a comparison where there are several; behind them those of imported files, after
-    a table of all, and of load tests. UsageError if a file and its baseline share no timed prompt.
-    done: called after each run's.
+    """Make one chapter per run, behind a comparison where there are several; behind them those of imported files, after
+    a table of all, and of load tests. UsageError if a file and its baseline share no timed prompt. done: called after
+    each run's.
     """
     kinds = [run.params.get("import.kind") for run in runs]
     own = [run for run, kind in zip(runs, kinds, strict=True) if kind is None]
@@ -73,7 +73,21 @@ def run_chapters(
         chapters.append(Chapter(f"{run.title}{at} [{run.name}]{unfinished}", arranged, shown))
         done()
     if len(own) > 1:
-        chapters = [*_compared(own, notes), *chapters]
+        opened, left_out = open_each(own)
+        groups = comparable(opened)
+        made = [_guarded(LEADERBOARD, partial(comparison_sections, group, groups)) for group in groups]
+        boards, behind = [board for board, *_ in made], [section for _, *others in made for section in others]
+        together = [("", own)] if len(groups) < 2 else [(f": {group.heading}", group.runs) for group in groups]
+        fastest = [
+            replace(section, title=run_sections.FASTEST + name)
+            for name, members in together
+            if len(members) > 1
+            for section in _guarded(run_sections.FASTEST, partial(run_sections.fastest_section, members))
+        ]
+        said = _remarks([*groups_in_words(groups), *left_out, *notes])
+        comparison = [Chapter("Comparison", (*boards, *said, *fastest))]
+        comparison += [Chapter("Behind the comparison", tuple(behind), shown=0)] if behind else []
+        chapters = comparison + chapters
     data_sets = [foreign_findings(run) for run in imports]
     if len(data_sets) > 1:
         chapters.append(Chapter("Foreign results side by side", (side_by_side(data_sets),)))
@@ -84,25 +98,6 @@ def run_chapters(
         title = f"Load tests: {run.name}" if len(loads) > 1 else "Load tests"
         chapters.append(Chapter(title, explain(read_folder(Path(run.source)))))
     return chapters
-
-
-def _compared(runs: Sequence[Run], remarks: Sequence[str]) -> list[Chapter]:
-    opened, left_out = open_each(runs)
-    groups = comparable(opened)
-    made = [_guarded(LEADERBOARD, partial(comparison_sections, group, groups)) for group in groups]
-    boards, behind = [board for board, *_ in made], [section for _, *others in made for section in others]
-    said = [*groups_in_words(groups), *left_out, *remarks]
-    together = [("", runs)] if len(groups) < 2 else [(f": {group.heading}", group.runs) for group in groups]
-    fastest = [
-        replace(section, title=run_sections.FASTEST + name)
-        for name, members in together
-        if len(members) > 1
-        for section in _guarded(run_sections.FASTEST, partial(run_sections.fastest_section, members))
-    ]
-    return [
-        Chapter("Comparison", (*boards, *_remarks(said), *fastest)),
-        *([Chapter("Behind the comparison", tuple(behind), shown=0)] if behind else []),
-    ]
 
 
 def _remarks(remarks: Sequence[str]) -> list[Section]:

@@ -38,9 +38,8 @@ def write_run(folder: Path) -> RunFindings:
 
 def run_note(findings: RunFindings, address: Callable[[str], str], chart: str = "") -> str:
     """Return the note of a run in MLflow as Markdown: its verdict, the picture of theory over measurement, its table,
-    and where the rest is.
-
-    address: returns the address of one of the run's files; chart: that of the chart behind the picture, "" without one.
+    and where the rest is. address: returns that of a file of the run; chart: that of the chart behind the picture, or
+    "".
     """
     summary = replace(findings.sections[0], figures=())
     picture = [_PICTURE for section in findings.sections for name, _ in section.figures if name == _PICTURE]

@@ -4,7 +4,7 @@ Those of heads (Medusa, Hydra and its preprint on grounded heads, blockwise deco
 among them: each table has one source, model and hardware, and says so.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -65,12 +65,9 @@ def _short(source: object) -> str:
 
 def _name(row: pd.Series) -> str:
     """Name a printed setting, e.g. "T5-small, CNN/DM, T 0, γ 5"."""
-    parts = [
-        str(row["drafter"]).partition(" (")[0],
-        row["task"],
-        f"T {row['temperature']:g}" if row["temperature"] != "" else "",
-    ]
-    return ", ".join([part for part in parts if part] + ([f"γ {row['gamma']}"] if row["gamma"] else []))
+    heat = f"T {row['temperature']:g}" if row["temperature"] != "" else ""
+    depth = f"γ {row['gamma']}" if row["gamma"] else ""
+    return ", ".join(filter(None, (str(row["drafter"]).partition(" (")[0], row["task"], heat, depth)))
 
 
 def _listed(table: pd.DataFrame, *columns: str) -> str:
@@ -188,9 +185,8 @@ def _strip(table: pd.DataFrame) -> Figure:
 
 def _identities(table: pd.DataFrame) -> Section:
     off = table[table["agrees"] == NO]
-    text = f"{len(table) - len(off)} of {len(table)} figures that others of their row determine are what these give" + (
-        f"; {len(off)} are not, whatever was rounded: {_listed(off, 'printed', 'computed')}." if len(off) else "."
-    )
+    text = f"{len(table) - len(off)} of {len(table)} figures that others of their row determine are what these give"
+    text += f"; {len(off)} are not, whatever was rounded: {_listed(off, 'printed', 'computed')}." if len(off) else "."
     caption = "Printed figures and what the others of their row give"
     return Section("Do rates, overheads and speedups multiply out?", (text,), ((caption, _shown(table)),))
 
@@ -299,12 +295,11 @@ CHECKS: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], Callable[[pd.Dat
 
 
 def heads_tables(published: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the printed settings of heads by title, "SOURCE: MODEL, HARDWARE", in the file's order.
+    """Return the printed settings of heads by title, "SOURCE: MODEL, HARDWARE", in the file's order, with COLUMNS.
 
-    Columns: COLUMNS. rate: tokens per step (acceleration rate, average acceptance length). overhead: as printed;
-    implied: rate over speedup, what a step must have cost. speedup: measured. gain: in rate, over Medusa's heads. NaN
-    where not printed. agrees: rate over overhead is the speedup ("yes", "within the rounding of its
-    inputs", "no"); "" where one of the three is not printed.
+    rate: tokens per step (acceleration rate, average acceptance length). overhead: as printed; implied: rate over
+    speedup, what a step must have cost. speedup: measured. gain: in rate, over Medusa's heads. NaN where not printed.
+    agrees: rate over overhead is the speedup (`YES`, `INPUTS`, `NO`); "" where one of the three is not printed.
     """
     mine = published[_systems(published["model_draft"]) != ""]
     if mine.empty:
@@ -340,7 +335,27 @@ def heads_section(published: pd.DataFrame) -> Section:
         kept = table.dropna(axis=1, how="all")
         blank = [column for column in ("temperature", "agrees") if (kept[column].astype(str) == "").all()]
         shown.append((f"Published, {name}", kept.drop(columns=blank).round(3)))
-    return Section(title, tuple(_sentences(pd.concat(tables.values()))), tuple(shown))
+    every = pd.concat(tables.values())
+    checked = every[every["agrees"] != ""]
+    off = checked[checked["agrees"] == NO]
+    text = []
+    if len(checked):
+        named = "; ".join(f"{row.rate:g} / {row.overhead:g} against {row.speedup:g}" for row in off.itertuples())
+        text.append(
+            f"In {len(checked) - len(off)} of {len(checked)} rows that print rate, overhead and speedup, rate over "
+            f"overhead is the speedup within rounding{f', not in {len(off)} ({named})' if len(off) else ''}."
+        )
+    for system, part in every[every["overhead"].isna()].groupby("system", sort=False):
+        if len(implied := part["implied"].dropna()):
+            text.append(
+                f"{system}: where no overhead is printed, rate over speedup says that a step took "
+                f"{implied.min():.2f} to {implied.max():.2f} tokens of plain decoding ({len(implied)} rows)."
+            )
+    gains = every[every["gain"].notna()].itertuples()
+    text += [f"{row.drafter} on {row.task}: {row.gain:+g} tokens per step over Medusa's heads." for row in gains]
+    if missing := [system for system in SYSTEMS if system not in set(every["system"])]:
+        text.append(f"The file has no row of {' or '.join(missing)}.")
+    return Section(title, tuple(text), tuple(shown))
 
 
 def _systems(drafters: pd.Series) -> pd.Series:
@@ -349,26 +364,3 @@ def _systems(drafters: pd.Series) -> pd.Series:
     choices = [names.str.contains(pattern, case=False, regex=True) for pattern in SYSTEMS.values()]
     # "grounded Medusa heads" are Hydra's: the later system is asked first.
     return pd.Series(np.select(choices[::-1], list(SYSTEMS)[::-1], ""), index=drafters.index)
-
-
-def _sentences(table: pd.DataFrame) -> Iterator[str]:
-    checked = table[table["agrees"] != ""]
-    off = checked[checked["agrees"] == NO]
-    if len(checked):
-        named = "; ".join(f"{row.rate:g} / {row.overhead:g} against {row.speedup:g}" for row in off.itertuples())
-        yield (
-            f"In {len(checked) - len(off)} of {len(checked)} rows that print rate, overhead and speedup, rate over "
-            f"overhead is the speedup within rounding{f', not in {len(off)} ({named})' if len(off) else ''}."
-        )
-    for system, part in table[table["overhead"].isna()].groupby("system", sort=False):
-        implied = part["implied"].dropna()
-        if len(implied):
-            yield (
-                f"{system}: where no overhead is printed, rate over speedup says that a step took "
-                f"{implied.min():.2f} to {implied.max():.2f} tokens of plain decoding ({len(implied)} rows)."
-            )
-    for row in table[table["gain"].notna()].itertuples():
-        yield f"{row.drafter} on {row.task}: {row.gain:+g} tokens per step over Medusa's heads."
-    missing = [system for system in SYSTEMS if system not in set(table["system"])]
-    if missing:
-        yield f"The file has no row of {' or '.join(missing)}."

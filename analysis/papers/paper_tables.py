@@ -46,9 +46,7 @@ YES, INPUTS, NO = "yes", "within the rounding of its inputs", "no"
 
 
 def load_published(path: Path | str = SHIPPED) -> pd.DataFrame:
-    """Return the figures of a CSV, one per line: those that come along, or those of `path`. UsageError if the file is
-    missing, is no table, or lacks a column.
-    """
+    """Return the figures of a CSV, one per line. UsageError if it is missing, is no table, or lacks a column."""
     try:
         table = pd.read_csv(path, dtype={"value": str, "gamma": str})  # as printed: 3.40 is more exact than 3.4
     except FileNotFoundError:
@@ -62,10 +60,8 @@ def load_published(path: Path | str = SHIPPED) -> pd.DataFrame:
 
 
 def leviathan_table_1(published: pd.DataFrame) -> pd.DataFrame:
-    """Recompute Table 1 of Leviathan et al.: operations (Theorem 3.11) and speedup (3.8) for a free drafter.
-
-    operations_printed and speedup_printed are those of `published` (see `load_published`), NaN where it has none;
-    agrees: both lie within the rounding of two decimals.
+    """Recompute Table 1 of Leviathan et al.: operations (Theorem 3.11) and speedup (3.8) for a free drafter, beside
+    those of `published` (`_printed`, NaN where it has none); agrees: both lie within the rounding of two decimals.
     """
     table = pd.DataFrame(TABLE_1, columns=["alpha", "gamma"])
     table["operations"] = model.operations(table["alpha"].to_numpy(), table["gamma"].to_numpy(), 0.0)
@@ -73,14 +69,13 @@ def leviathan_table_1(published: pd.DataFrame) -> pd.DataFrame:
     metrics = {"operations_factor": "operations", "speedup_ideal": "speedup"}
     printed = {}
     for row in _of_leviathan(published, "Table 1", list(metrics)).itertuples():
-        alpha = re.search(r"\balpha=([0-9.]+)", str(row.note))  # the file has it in the note
-        if alpha:
+        if alpha := re.search(r"\balpha=([0-9.]+)", str(row.note)):  # the file has it in the note
             printed[metrics[row.metric], float(alpha[1]), int(row.gamma)] = float(row.value)
-    for name in ("operations", "speedup"):
-        values = [printed.get((name, *key)) for key in TABLE_1]
-        table[f"{name}_printed"] = pd.Series(values, dtype=float)
-    gaps = [(table[name] - table[f"{name}_printed"]).abs() <= ROUNDING for name in ("operations", "speedup")]
-    return table.assign(agrees=gaps[0] & gaps[1])
+    agrees = pd.Series(True, index=table.index)
+    for name in metrics.values():
+        table[f"{name}_printed"] = pd.Series([printed.get((name, *key)) for key in TABLE_1], dtype=float)
+        agrees &= (table[name] - table[f"{name}_printed"]).abs() <= ROUNDING
+    return table.assign(agrees=agrees)
 
 
 def _of_leviathan(published: pd.DataFrame, table: str, metrics: list[str]) -> pd.DataFrame:
@@ -98,22 +93,20 @@ def leviathan_table_3(published: pd.DataFrame) -> pd.DataFrame:
 
 def table_1_in_words(table: pd.DataFrame) -> str:
     """Say in one sentence whether the printed Table 1 agrees with its formulas."""
-    absent = int(table[["operations_printed", "speedup_printed"]].isna().any(axis=1).sum())
-    if absent == len(table):
+    known = table.dropna(subset=["operations_printed", "speedup_printed"])
+    if known.empty:
         return "The file of published figures has no row of Leviathan's Table 1."
-    known = table[table[["operations_printed", "speedup_printed"]].notna().all(axis=1)]
-    agree = int(known["agrees"].sum())
+    absent, off = len(table) - len(known), known[~known["agrees"]]
     missing = f"; {absent} rows are not in the file" if absent else ""
-    if agree == len(known):
-        return f"All {agree} rows of Table 1 agree with the formulas to the printed decimals{missing}."
-    off = known[~known["agrees"]]
+    if off.empty:
+        return f"All {len(known)} rows of Table 1 agree with the formulas to the printed decimals{missing}."
     where = ", ".join(f"alpha {row.alpha:g} gamma {row.gamma}" for row in off.itertuples())
+    agree = len(known) - len(off)
     return f"{agree} of {len(known)} rows of Table 1 agree with the formulas; not {where}{missing}."
 
 
 def printed_figures(published: pd.DataFrame) -> pd.DataFrame:
     """Return a line per printed setting (index KEY): a column per metric, and `metric.half`, half its last digit.
-
     Text such as "7-10" is no figure. Of several figures for one setting and metric the first counts.
     """
     text = published["value"].astype(str)
@@ -122,13 +115,12 @@ def printed_figures(published: pd.DataFrame) -> pd.DataFrame:
     )
     notes = rows["note"].astype(object).fillna("").astype(str)  # a column without any note is one of floats
     rows["variant"] = notes.str.extract(VARIANT, expand=False).fillna("")
-    noted_rows = []
+    parts = [rows]
     for metric, pattern in NOTED.items():
         stated = notes.str.extract(pattern, expand=False).dropna()
-        found = rows.loc[stated.index].assign(metric=metric, value=stated.astype(float), decimals=stated.map(_decimals))
-        noted_rows.append(found)
-    rows = pd.concat([rows, *noted_rows], ignore_index=True)
-    rows = rows[rows["value"].notna()]
+        values = {"value": stated.astype(float), "decimals": stated.map(_decimals)}
+        parts.append(rows.loc[stated.index].assign(metric=metric, **values))
+    rows = pd.concat(parts, ignore_index=True).dropna(subset="value")
     rows["half"] = 0.5 * 10.0 ** -rows.groupby(["source", "table", "metric"])["decimals"].transform("max")
     leviathan = rows["source"].str.contains(LEVIATHAN, regex=False)
     rows["table"] = rows["table"].where(~leviathan, rows["table"].replace(SAME_ROWS))
@@ -152,10 +144,9 @@ def _having(figures: pd.DataFrame, *metrics: str) -> pd.DataFrame:
 def _compared(
     row: pd.Series, metric: str, inputs: Sequence[str], formula: Callable[..., float]
 ) -> tuple[float, float, float, float, str]:
-    """Return a printed metric, `formula` of the printed inputs, its range over all inputs printed alike, and a word.
-
-    The formula is monotone in each input. The word says whether the metric is the formula's value rounded (YES), or
-    follows from other inputs that are printed alike (INPUTS).
+    """Return a printed metric, `formula` of the printed inputs, its range over all inputs printed alike, and a word:
+    YES if the metric is the formula's value rounded, INPUTS if it follows from other inputs that are printed alike,
+    else NO. The formula is monotone in each input.
     """
     corners = product(*((row[name] - row[f"{name}.half"], row[name] + row[f"{name}.half"]) for name in inputs))
     results = [formula(*corner) for corner in corners]
@@ -173,8 +164,8 @@ def solved_alpha(tokens: float, gamma: int) -> float:
 
 
 def predictions(figures: pd.DataFrame) -> pd.DataFrame:
-    """Set printed speedups of Theorem 3.8 (2211.17192) beside the formula at the printed alpha, gamma and c.
-    Where no gamma is printed, the best one counts. Columns alpha, c, printed, formula, low, high, agrees.
+    """Set printed speedups of Theorem 3.8 (2211.17192) beside the formula at the printed alpha, gamma (else the best
+    one) and c. Columns alpha, c, printed, formula, low, high, agrees.
     """
     rows = []
     for key, row in _having(figures, "alpha", COST, "speedup_predicted").iterrows():
@@ -191,10 +182,10 @@ def predictions(figures: pd.DataFrame) -> pd.DataFrame:
 def ceilings(figures: pd.DataFrame) -> pd.DataFrame:
     """Set measured speedups beside what no speedup can pass at the printed alpha, if acceptance is i.i.d.
 
-    omega is Omega(alpha, gamma), reached by a drafter that costs nothing; limit is 1 / (1 - alpha), reached by an
-    endless draft. exceeds: "", "omega" or "limit"; surely: so even after rounding. formula: the speedup of Theorem 3.8
-    at the printed c; beyond: the measured speedup is above it (YES: whatever was rounded, INPUTS: as printed, NO).
-    alpha_needed: what the theorem would have to be given for the measured speedup. NaN and "" where no c is printed.
+    omega: Omega(alpha, gamma), reached by a drafter that costs nothing; limit: 1 / (1 - alpha), reached by an endless
+    draft. exceeds: "", "omega" or "limit"; surely: so even after rounding. formula: Theorem 3.8 at the printed c;
+    beyond: the measured speedup is above it (YES: whatever was rounded, INPUTS: as printed, NO); alpha_needed: what the
+    theorem would have to be given for the measured speedup. NaN and "" where no c is printed.
     """
     rows = []
     for key, row in _having(figures, "alpha", "speedup_measured").iterrows():
@@ -220,8 +211,8 @@ def ceilings(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def round_times(figures: pd.DataFrame) -> pd.DataFrame:
-    """Divide tokens per round by the speedup: the time of a round in tokens of the baseline.
-    possible: no if the round would be faster than one token of the baseline, whatever was rounded.
+    """Divide tokens per round by the speedup: the time of a round in tokens of the baseline. possible: no if it would
+    be less than 1, whatever was rounded.
     """
     both = _having(figures, "tokens_per_round", "speedup_measured").rename_axis(columns=None)
     tokens, gain = both["tokens_per_round"], both["speedup_measured"]
@@ -322,7 +313,6 @@ def lenience(figures: pd.DataFrame) -> pd.DataFrame:
     """
     rows = _having(figures, "alpha").reset_index()
     rows["l"] = rows["variant"].str.extract(r"lenience l=([\d.]+)", expand=False).astype(float)
-    rows = rows.dropna(subset="l")
     strict = rows[rows["l"] == 1].drop_duplicates(SETTING)
     table = rows[rows["l"] < 1].merge(strict[[*SETTING, "alpha"]], on=SETTING, suffixes=("_l", ""))
     bound = np.minimum(1.0, (table["alpha"] + table["alpha.half"]) / table["l"])
@@ -337,13 +327,12 @@ def several_drafts(figures: pd.DataFrame) -> pd.DataFrame:
     """
     rows = _having(figures, "tokens_per_round").reset_index()
     rows["drafts"] = rows["variant"].str.extract(r"K=(\d+) drafts", expand=False).astype(float)
-    rows = rows[rows["drafts"].notna() & (rows["gamma"] > 0)]
+    rows = rows[rows["gamma"] > 0]
     single = rows[rows["drafts"] == 1][[*SETTING, "tokens_per_round"]]
     table = rows[rows["drafts"] > 1].merge(single, on=SETTING, suffixes=("", "_single"))
     table["alpha"] = list(map(solved_alpha, table["tokens_per_round_single"], table["gamma"]))
-    table["expected"] = [
-        float(model.tokens_per_round_rows(row.alpha, row.gamma, int(row.drafts))) for row in table.itertuples()
-    ]
+    settings = zip(table["alpha"], table["gamma"], table["drafts"].astype(int), strict=True)
+    table["expected"] = [float(model.tokens_per_round_rows(*setting)) for setting in settings]
     table["error"] = table["expected"] / table["tokens_per_round"] - 1
     table = table.rename(columns={"tokens_per_round": "printed"})
     return table[[*KEY, "drafts", "alpha", "expected", "printed", "error"]]

@@ -38,10 +38,9 @@ def alpha_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -
         return open_runs(tracking_uri, chosen)
     table = load_runs(tracking_uri, experiment)
     table = table[table["status"] == "FINISHED"]
-    nothing = pd.Series(index=table.index, dtype=object)
-    name = table.get("params.experiment_name", nothing)
-    short = table[(name == SHORT) & table.get("params.drafter.name", nothing).isin(OF_THE_PAPER)]
-    finished = pd.concat([table[name == OVERLAY], short])
+    table = table.reindex(columns=["params.experiment_name", "params.drafter.name"])
+    overlay, drafter = table["params.experiment_name"], table["params.drafter.name"]
+    finished = pd.concat([table[overlay == OVERLAY], table[(overlay == SHORT) & drafter.isin(OF_THE_PAPER)]])
     if finished.empty:
         raise UsageError(
             f"The experiment {experiment!r} has no finished run of the overlay {OVERLAY}: "
@@ -84,11 +83,10 @@ def alpha_figure(table: pd.DataFrame, title: str, caption: str = "") -> Figure:
     """
     drafters = list(dict.fromkeys(table["drafter"]))
     figure, axes = style.new_figure(title, caption, height=2.3 + 0.45 * len(drafters))
-    temperatures = sorted(table["temperature"].unique())
-    for index, temperature in enumerate(temperatures):
-        part = table[table["temperature"] == temperature]
+    temperatures = table["temperature"].nunique()
+    for index, (temperature, part) in enumerate(table.groupby("temperature")):
         colour, marker, *_ = style.look(index)
-        offset = 0.16 * (index - (len(temperatures) - 1) / 2)
+        offset = 0.16 * (index - (temperatures - 1) / 2)
         height = [drafters.index(name) + offset for name in part["drafter"]]
         if "ci_low" in part:
             axes.hlines(height, part["ci_low"], part["ci_high"], color=colour, linewidth=2)
@@ -96,7 +94,7 @@ def alpha_figure(table: pd.DataFrame, title: str, caption: str = "") -> Figure:
     axes.set(xlabel="α, mean of Σ min(p, q) over the target's own text", xlim=(-0.02, 1.02))
     axes.set_yticks(range(len(drafters)), drafters)
     axes.set_ylim(len(drafters) - 0.5, -0.5)
-    style.legend_above(axes, len(temperatures))
+    style.legend_above(axes, temperatures)
     return figure
 
 
@@ -129,12 +127,10 @@ def alpha_in_words(table: pd.DataFrame) -> str:
             values = [f"{row.drafter} {Interval(row.alpha, row.ci_low, row.ci_high):.3f}" for row in rows.itertuples()]
             sentences.append(f"Temperature {temperature:g}: {', '.join(values)}. {_order_in_words(rows)}")
         sentences.append(temperature_in_words(part))
-        short = int((part["tokens"] < 10_000).sum())
-        if short:
+        if short := int((part["tokens"] < 10_000).sum()):
             fewest = counted(int(part["tokens"].min()), "token")
-            sentences.append(
-                f"{short} of {len(part)} rows rest on fewer than the protocol's 10,000 tokens, down to {fewest}."
-            )
+            few = f"{short} of {len(part)} rows rest on fewer than the protocol's 10,000 tokens, down to {fewest}."
+            sentences.append(few)
         paragraphs.append(" ".join(sentences))
     return "\n\n".join(paragraphs)
 
@@ -167,11 +163,8 @@ def printed_in_words(printed: pd.DataFrame) -> str:
     if printed.empty:
         return "The file of published figures has no row of Leviathan's Table 3."
     ngrams = printed["drafter"].map(_rank) < MODELS
-    parts = [
-        f"{name} drafters {part['alpha'].min():.2f} to {part['alpha'].max():.2f}"
-        for name, part in (("n-gram", printed[ngrams]), ("model", printed[~ngrams]))
-        if len(part)
-    ]
+    kinds = (("n-gram", printed["alpha"][ngrams]), ("model", printed["alpha"][~ngrams]))
+    parts = [f"{name} drafters {alpha.min():.2f} to {alpha.max():.2f}" for name, alpha in kinds if len(alpha)]
     return (
         f"**Printed, {counted(len(printed), 'row')} of Table 3** (targets {', '.join(printed['target'].unique())}; no "
         f"interval, no hardware stated): {'; '.join(parts)}. {temperature_in_words(printed)}"
@@ -193,6 +186,5 @@ def comparison_in_words(table: pd.DataFrame, printed: pd.DataFrame) -> str:
             inside = int(ours.between(theirs.min() - ROUNDING, theirs.max() + ROUNDING).sum())
             lie = f"{inside} of {counted(len(ours), 'row')} of {kind} drafters lie"
             sentences.append(f"{lie} within the range that the paper prints for its own")
-    if not sentences:
-        return ""
-    return f"{'; '.join(sentences)}. Models, text and tokenizers differ, so no row here should equal a row there."
+    alike = f"{'; '.join(sentences)}. Models, text and tokenizers differ, so no row here should equal a row there."
+    return alike if sentences else ""

@@ -109,7 +109,7 @@ def claims_on_real_model(basis: ClaimEvidence | None = None, path: Path = real_m
     basis = replace(
         basis or evidence(),
         runs=real_model.claim_runs(path),
-        sessions=real_model.heads_sessions(path),
+        sessions=real_model.heads_sessions(real_model.load_real(path, real_model.HEADS)),
         small="layer_skip",
         domains="HumanEval over MT-Bench",
         code="humaneval",
@@ -136,17 +136,14 @@ def claims_section(basis: ClaimEvidence | None = None) -> Section:
     text = "; ".join(f"{count} {verdict}" for verdict, count in table["verdict"].value_counts().items())
     there = table[table["verdict there"] != "–"]
     alike = int((there["verdict"] == there["verdict there"]).sum())
-    second = f" {len(there)} were tested on {real_model.MODEL} too, with the same verdict for {alike}."
-    second = second if len(there) else ""
-    return Section(
-        "What the papers claim, and what is found here",
-        (
-            f"Of {len(table)} claims: {text}. Figures are of the small pocket target on a CPU, the published ones of "
-            f"large models on accelerators: a verdict says whether the claim holds here too.{second}",
-            measured_in_words(basis),
-        ),
-        (("", table),),
+    found = (
+        f"Of {len(table)} claims: {text}. Figures are of the small pocket target on a CPU, the published ones of "
+        "large models on accelerators: a verdict says whether the claim holds here too."
     )
+    if len(there):
+        found += f" {len(there)} were tested on {real_model.MODEL} too, with the same verdict for {alike}."
+    title = "What the papers claim, and what is found here"
+    return Section(title, (found, measured_in_words(basis)), (("", table),))
 
 
 def measured_in_words(basis: ClaimEvidence | None = None) -> str:
@@ -249,10 +246,8 @@ def _leviathan(basis: ClaimEvidence) -> Iterator[Claim]:
     )
 
     kinds = {basis.small.replace("_", " "): "small_model", "bigram": "bigram", "unigram": "unigram"}
-    gains = {
-        words: results.alpha_difference(basis.runs[name], basis.runs[f"{name}_sampled"])
-        for words, name in kinds.items()
-    }
+    runs = {words: (basis.runs[name], basis.runs[f"{name}_sampled"]) for words, name in kinds.items()}
+    gains = {words: results.alpha_difference(*pair) for words, pair in runs.items()}
     verdicts = {words: direction(value) for words, value in gains.items()}
     higher = [words for words, verdict in verdicts.items() if verdict == SAME]
     rows = basis.printed[basis.printed["source"].str.contains("2211.17192") & (basis.printed["table"] == "Table 3")]
@@ -301,9 +296,8 @@ def _formulas(basis: ClaimEvidence) -> Iterator[Claim]:
     expected = float(formula_speedup(alpha.estimate, int(GAMMA), cost))
     ratio = Interval(fast.estimate / expected, fast.low / expected, fast.high / expected, prompts=fast.prompts)
     rows = basis.printed[basis.printed["table"] == "Table 2"].dropna(subset=["speedup_measured", "alpha", COST])
-    theirs = rows["speedup_measured"] / np.array(
-        [float(formula_speedup(row["alpha"], row["gamma"], row[COST])) for _, row in rows.iterrows()]
-    )
+    settings = rows["alpha"].to_numpy(), rows["gamma"].to_numpy(), rows[COST].to_numpy()
+    theirs = rows["speedup_measured"] / formula_speedup(*settings)
     yield claim(
         "Measured speedups mostly match Theorem 3.8",
         f"measured over formula {_range(theirs)} in {len(theirs)} rows (Table 4)",
@@ -347,10 +341,8 @@ def _lenience(basis: ClaimEvidence) -> Iterator[Claim]:
         ends = [results.metric(run, f"lenience/alpha.{name}.sampled.{lenience}") for lenience in LENIENCES]
         values = ", ".join(f"{value.estimate:.3f}" for value in ends)
         shown.append(f"{words} {values}, in all {rises[-1]:+.3f}")
-    theirs = [
-        ", ".join(f"{value:.2f}" for value in printed("alpha", 1.0, name))
-        for name in ("T5-small (77M)", "unigram", "bigram")
-    ]
+    names = ("T5-small (77M)", "unigram", "bigram")
+    theirs = [", ".join(f"{value:.2f}" for value in printed("alpha", 1.0, name)) for name in names]
     yield claim(
         "The more lenient the rule, the higher α: l = 1, 0.5, 0.3, 0.1",
         f"T5-small {theirs[0]}; unigram {theirs[1]}; bigram {theirs[2]} (Table 5, sampled)",
@@ -402,10 +394,8 @@ def _chen(basis: ClaimEvidence) -> Iterator[Claim]:
     sampled, code, prose = (basis.runs[name] for name in ("small_model_sampled", "small_model", "small_model_docs"))
     printed = basis.values("2302.01318", "Table 1", "speedup_measured")
     value = results.speedup(sampled, GAMMA)
-    theirs = (
-        basis.values("2302.01318", "text", "draft_time_per_token").iloc[0]
-        / basis.values("2302.01318", "Table 1", "time_per_token_baseline").iloc[0]
-    )
+    draft = basis.values("2302.01318", "text", "draft_time_per_token").iloc[0]
+    theirs = draft / basis.values("2302.01318", "Table 1", "time_per_token_baseline").iloc[0]
     yield claim(
         "Sampling is 2 to 2.5 times faster without altering the samples",
         f"{_range(printed)} (Chinchilla 70B, K = 4)",
@@ -443,10 +433,8 @@ def _stern(basis: ClaimEvidence) -> Iterator[Claim]:
     claim = partial(Claim, STERN, command=_command(run))
     sizes = {gamma: results.tokens_per_round(run, str(gamma)) for gamma in (1, 3, 4)}
     gain = results.more_tokens_per_round(run, "4", run, "1")
-    printed = [
-        basis.values("1811.03115", "Table 1", "tokens_per_round", drafter=f"blockwise heads, k={k}, regular").iloc[0]
-        for k in (2, 4, 10)
-    ]
+    table_1 = partial(basis.values, "1811.03115", "Table 1", "tokens_per_round")
+    printed = [table_1(drafter=f"blockwise heads, k={k}, regular").iloc[0] for k in (2, 4, 10)]
     yield claim(
         "With a frozen model the mean accepted block size grows with k and soon stops growing",
         "k = 2: {:.2f}, 4: {:.2f}, 10: {:.2f} (translation)".format(*printed),
@@ -470,7 +458,7 @@ def _stern(basis: ClaimEvidence) -> Iterator[Claim]:
     loose, strict = basis.runs["blockwise_top_2"], basis.runs["blockwise_top_1"]
     longer = results.more_tokens_per_round(loose, GAMMA, strict, GAMMA)
     trained = "blockwise heads, k=6, fine tuning and distillation"
-    exact = basis.values("1811.03115", "Table 1", "tokens_per_round", drafter=trained).iloc[0]
+    exact = table_1(drafter=trained).iloc[0]
     gained = basis.values("1811.03115", "text 7.1", "tokens_per_round", drafter=f"{trained}, top-2").iloc[0] - exact
     yield claim(
         "Accepting the two likeliest tokens instead of the likeliest lengthens blocks",
@@ -489,10 +477,9 @@ def _medusa(basis: ClaimEvidence) -> Iterator[Claim]:
     tree, chain = (basis.ablated(heads_ablation.INDEPENDENT, shape) for shape in ("tree", "chain"))
     gain = heads_ablation.difference(tree, chain)
     ratio = results.arm_ratio(session, "medusa, tree", "medusa, chain")
-    printed = [
-        basis.values("2401.10774", "Table 3", "speedup_measured", drafter=name).iloc[0]
-        for name in ("Medusa-1 heads without tree attention", "plus tree attention")
-    ]
+    table_3 = partial(basis.values, "2401.10774", "Table 3", "speedup_measured")
+    names = ("Medusa-1 heads without tree attention", "plus tree attention")
+    printed = [table_3(drafter=name).iloc[0] for name in names]
     yield claim(
         "Verifying a tree of candidates is faster than a chain",
         f"{printed[1]:g} against {printed[0]:g} (Table 3, approximate): times {printed[1] / printed[0]:.2f}",
@@ -515,10 +502,8 @@ def _medusa(basis: ClaimEvidence) -> Iterator[Claim]:
     )
 
     lead = results.metric(run, "typical_acceptance/typical.over_rejection.1")
-    cold, exact, loose = (
-        results.metric(run, f"typical_acceptance/{rule}.tokens_per_call.{temperature}")
-        for rule, temperature in (("greedy", 0), ("rejection", 1), ("typical", 1))
-    )
+    rules = ("greedy", 0), ("rejection", 1), ("typical", 1)  # with temperatures
+    cold, exact, loose = (results.metric(run, f"typical_acceptance/{rule}.tokens_per_call.{t}") for rule, t in rules)
     yield claim(
         "Rejection sampling accepts less as the temperature rises; typical acceptance does not",
         "no figures printed; Figure 5 has typical above random sampling at 0.7",
@@ -659,10 +644,8 @@ def _grounded_design(basis: ClaimEvidence) -> Iterator[Claim]:
 def _ngrammys(basis: ClaimEvidence) -> Iterator[Claim]:
     ablation, grid, transition = (basis.runs[f] for f in ("ngrammys_ablation", "ngrammys_grid", "phase_transition"))
     claim = partial(Claim, NGRAMMYS, command=_command(ablation))
-    context, bigram, calls = (
-        results.metric(ablation, f"ablation/{name}").estimate
-        for name in ("ngram.of_wins", "model_bigram.of_wins", "tokens_per_call")
-    )
+    names = ("ngram.of_wins", "model_bigram.of_wins", "tokens_per_call")
+    context, bigram, calls = (results.metric(ablation, f"ablation/{name}").estimate for name in names)
     yield claim(
         "Context n-grams and the model's bigram complement each other in one draft",
         "direction only (allotment and acceptance by strategy)",
@@ -714,22 +697,18 @@ def _transition(basis: ClaimEvidence) -> Iterator[Claim]:
     """Answer for the phase transition of N-Grammys."""
     transition = basis.runs["phase_transition"]
     claim = partial(Claim, NGRAMMYS, command=_command(transition))
-    flat = {
-        context: int(results.metric(transition, f"transition/tokens_within_10pct.{context}").estimate)
-        for context in transition["slowdowns"]
-    }
-    longest, shortest = max(flat, key=int), min(flat, key=int)
+    contexts = sorted(transition["slowdowns"], key=int)
+    flat = [int(results.metric(transition, f"transition/tokens_within_10pct.{at}").estimate) for at in contexts]
     yield claim(
         "A call on several rows costs nearly as much as one on a token, up to a phase transition",
         "direction only (slow-down over k, w and context)",
-        f"at most 10% more than (1, 1), a call on two tokens, up to {flat[shortest]} tokens behind {shortest} in the "
-        f"cache, {flat[longest]} behind {longest}",
-        SAME if min(flat.values()) >= FLAT_TOKENS else DIFFERENT if max(flat.values()) < FLAT_TOKENS else OPEN,
+        f"at most 10% more than (1, 1), a call on two tokens, up to {flat[0]} tokens behind {contexts[0]} in the "
+        f"cache, {flat[-1]} behind {contexts[-1]}",
+        SAME if min(flat) >= FLAT_TOKENS else DIFFERENT if max(flat) < FLAT_TOKENS else OPEN,
         f"Same from {FLAT_TOKENS} tokens on, a row of the paper's width 10; where a core computes as long as it reads "
         "there is no flat part",
     )
 
-    contexts = sorted(transition["slowdowns"], key=int)
     first, last = (transition["slowdowns"][context] for context in (contexts[0], contexts[-1]))
     yield claim(
         "Behind a longer context a wide call costs more",

@@ -29,8 +29,7 @@ Measured = Mapping[str, Any]  # The figures that a benchmark writes about one th
 @contextmanager
 def load_figures(path: Path | str, benchmark: str, name: str, kind: str) -> Iterator[list[Measured]]:
     """Give the entries (`figures`) of the result file of a benchmark. UsageError if there is no such file, or they lack
-    something that is asked of them within; name, kind: what they are, for messages: "accuracies", "accuracies of
-    heads".
+    what is asked of them within; name, kind: what they are, for messages: "accuracies", "accuracies of heads".
     """
     command = BENCHMARK.format(benchmark)
     try:

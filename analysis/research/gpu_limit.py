@@ -50,10 +50,8 @@ class GpuMeasurement:
                 section = read(title, part)
             except KeyError as error:
                 if part.get("complete", True):
-                    raise UsageError(
-                        f"{self.source}: section {name!r} lacks {error}, which this version reads; measure again: "
-                        f"{COMMAND}."
-                    ) from None
+                    lacks = f"section {name!r} lacks {error}, which this version reads"
+                    raise UsageError(f"{self.source}: {lacks}; measure again: {COMMAND}.") from None
                 section = Section(title, ("Nothing was measured.",))
             faults = (f"It failed: {part['error']}.",) if "error" in part else ()
             late = ("Time ran out before it was complete.",) if part["status"] == "out of time" else ()
@@ -82,11 +80,9 @@ def _correctness(title: str, part: Mapping[str, Any]) -> Section:
         f"A decoded text of {part['text']['tokens']} tokens is the same by both for its first {part['text']['same']}: "
         "in 16 bits texts part where two tokens are nearly equal, as they often are for random weights.",
     )
-    tables = (
-        (name, rows.assign(departure=rows["departure"].map("{:.2g}".format)))
-        for name, rows in (("Calls", calls), ("Drafts", drafts))
-    )
-    return Section(title, text, tuple(tables))
+    for rows in (calls, drafts):
+        rows["departure"] = rows["departure"].map("{:.2g}".format)
+    return Section(title, text, (("Calls", calls), ("Drafts", drafts)))
 
 
 def _calls(title: str, part: Mapping[str, Any]) -> Section:
@@ -169,12 +165,11 @@ def _peers(title: str, part: Mapping[str, Any]) -> Section:
 
 
 def _memory(title: str, part: Mapping[str, Any]) -> Section:
-    models = {name: size for name, size in part.items() if isinstance(size, Mapping)}
-    sizes = pd.DataFrame(models).T
-    table = pd.DataFrame({"model": list(models)})
+    sizes = pd.DataFrame({name: size for name, size in part.items() if isinstance(size, Mapping)}).T
+    table = pd.DataFrame({"model": list(sizes.index)})
     table[["weights, GB", "cache, GB"]] = sizes[["weight_bytes", "cache_bytes"]].to_numpy(dtype=float) / _GB
     table["slots"] = sizes["slots"].to_numpy(dtype=int)
-    held = sum(size["weight_bytes"] + size["cache_bytes"] for size in models.values()) / _GB
+    held = (sizes["weight_bytes"] + sizes["cache_bytes"]).sum() / _GB
     text = f"Weights and caches of both models take {held:.2f} GB."
     if "peak_bytes" in part:
         text += f" The peak was {part['peak_bytes'] / _GB:.2f} GB, and graphs kept {part['graph_bytes'] / _GB:.2f} GB."

@@ -54,13 +54,10 @@ def committed_section() -> Section:
     )
     bars = table[(table["prompts"] == "mt_bench") & table["figure"].isin(list(COLUMNS))]
     shown = [f"{Interval(line.value, line.low, line.high):.2f}" for line in bars.itertuples(index=False)]
-    wide = (
-        bars.assign(shown=shown)
-        .pivot(index=["category", "method"], columns="figure", values="shown")[list(COLUMNS)]
-        .fillna("–")
-    )
+    wide = bars.assign(shown=shown).pivot(index=["category", "method"], columns="figure", values="shown")
+    wide = wide[list(COLUMNS)].fillna("–").rename(columns=COLUMNS).reset_index()
     caption = "MT-Bench, with 95% prompt-bootstrap intervals; `+experiment=grounded_bars` draws the bars"
-    return Section(TITLE, (answer,), ((caption, wide.rename(columns=COLUMNS).reset_index()),))
+    return Section(TITLE, (answer,), ((caption, wide),))
 
 
 def sessions() -> list[Measured]:

@@ -6,6 +6,7 @@ Reads `results/heads_ablation.json`, which holds counts of every prompt, so that
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,7 @@ WORDS = {  # variant -> its name in sentences
     "layers_4": "four blocks",
     "width_quarter": "a quarter of the width",
     "width_four_times": "four times the width",
-    "offset_1": "states 1 layer below the last",
-    "offset_2": "states 2 layers below the last",
-    "offset_4": "states 4 layers below the last",
-    "offset_6": "states 6 layers below the last",
+    **{f"offset_{layers}": f"states {counted(layers, 'layer')} below the last" for layers in (1, 2, 4, 6)},
     "embeddings": "embeddings for states",
     "attention": "attention over the drafted tokens",
     "gru": "a GRU",
@@ -81,9 +79,7 @@ def deepest(entries: Sequence[Measured], variant: str, structure: str) -> Measur
 
 
 def text_of(measured: Measured) -> tuple[str, int]:
-    """Return what says on which text heads were trained: its hash ("" for entries from before it was recorded), and
-    the tokens read of it. Entries of different texts are never set against each other.
-    """
+    """Return the hash ("" where nobody recorded it) and the tokens of the text that heads were trained on."""
     training = measured["training"]
     return str(training.get("text", "")), int(training["tokens"])
 
@@ -95,26 +91,26 @@ def plain_beside(entries: Sequence[Measured], measured: Measured) -> Measured | 
 
 
 def on_one_text(entries: Sequence[Measured], *variants: str) -> list[Measured]:
-    """Return the entries of the text on which most of these variants were trained, of several the latest."""
+    """Return the entries of the text on which most of these variants were trained, of several the latest: those of
+    different texts are never set against each other.
+    """
 
-    def rank(text: tuple[str, int]) -> tuple[int, int, str]:
-        mine = [entry for entry in entries if text_of(entry) == text]
+    def rank(mine: list[Measured]) -> tuple[int, int, str]:
         named = {entry["variant"] for entry in mine} & set(variants)
         return len(named), len(mine), max(str(entry.get("date", "")) for entry in mine)
 
-    if not entries:
-        return []
-    best = max({text_of(entry) for entry in entries}, key=rank)
-    return [entry for entry in entries if text_of(entry) == best]
+    by_text: dict[tuple[str, int], list[Measured]] = {}
+    for entry in entries:
+        by_text.setdefault(text_of(entry), []).append(entry)
+    return max(by_text.values(), key=rank, default=[])
 
 
 def both(first: Measured, second: Measured) -> pd.DataFrame:
     """Return counts of two entries on the prompts that both have, the second's in `_over`. UsageError without any."""
     table = paired(prompt_counts(first), prompt_counts(second))
     if table.empty:
-        raise UsageError(
-            f"Ablations {first['variant']} and {second['variant']} have no prompt in common: `{COMMAND}` makes both."
-        )
+        names = f"{first['variant']} and {second['variant']}"
+        raise UsageError(f"Ablations {names} have no prompt in common: `{COMMAND}` makes both.")
     return table
 
 
@@ -124,9 +120,7 @@ def tokens_per_round(measured: Measured) -> Interval:
 
 
 def difference(first: Measured, second: Measured, prompts: Sequence[str] | None = None) -> Interval:
-    """Return tokens per round of the first less the second's, the same prompts resampled for both: of those that both
-    have the `prompts`, None for all.
-    """
+    """Return tokens per round of the first less the second's, paired: on the `prompts` that both have, None for all."""
     table = both(first, second)
     return rate_difference(table if prompts is None else table[table.index.isin(prompts)])
 
@@ -221,13 +215,12 @@ def grounding_section(entries: Sequence[Measured]) -> Section:
             "them helps more, and its text is less predictable. Given embeddings in place of states, grounded heads "
             f"keep {without / whole:.0%} of their tokens beyond the first of each round, {lesson} ({alone:+.2f})."
         )
-    text.append(
-        f"{_setting(grounded)}; {_budget(grounded)}; intervals are 95% prompt-bootstrap intervals, paired by prompt."
-    )
+    setting, budget = _setting(grounded), _budget(grounded)
+    text.append(f"{setting}; {budget}; intervals are 95% prompt-bootstrap intervals, paired by prompt.")
     figure = accuracy_by_head(
         {"grounded": list(falls.heads["first"]), "independent": list(falls.heads["second"])},
-        title=f"Top-1 accuracy by head, along the target's own text\n{_setting(grounded)}",
-        caption=f"{prompts}, given the true tokens before; bars: 95% prompt-bootstrap intervals. {_budget(grounded)}.",
+        title=f"Top-1 accuracy by head, along the target's own text\n{setting}",
+        caption=f"{prompts}, given the true tokens before; bars: 95% prompt-bootstrap intervals. {budget}.",
         ylabel="top-1 accuracy",
     )
     columns = {"head": "head", "grounded": "first:.0%", "independent": "second:.0%", "difference": "difference:+.3f"}
@@ -254,13 +247,12 @@ def variants_section(entries: Sequence[Measured]) -> Section:
     if not variants:
         return _missing(title, GROUNDED, "its variants")
     gains = {words: difference(entry, plains[words]) for words, entry in variants.items()}
-    parts = [
-        f"{label}: {'; '.join(listed)}."
+    apart = [
+        (label, "; ".join(f"{words}, {gain:+.2f}" for words, gain in gains.items() if gain.side == side))
         for label, side in (("More tokens per round than plain grounded heads", 1), ("Fewer", -1))
-        if (listed := [f"{words}, {gain:+.2f}" for words, gain in gains.items() if gain.side == side])
     ]
-    level = [words for words, gain in gains.items() if gain.low <= 0 <= gain.high]
-    parts += [f"Not told apart: {', '.join(level)}."] if level else []
+    level = ", ".join(words for words, gain in gains.items() if gain.low <= 0 <= gain.high)
+    parts = [f"{label}: {named}." for label, named in (*apart, ("Not told apart", level)) if named]
     order = sorted(gains, key=lambda words: -gains[words].estimate)
     plain = plains[order[0]]
     with style.styled():
@@ -319,7 +311,7 @@ def count_section(entries: Sequence[Measured]) -> Section:
         return _missing(title, f"fewer heads than {used[0]['depth'] if used else 'all'}")
     depths = [int(entry["depth"]) for entry in used]
     rates = [tokens_per_round(entry) for entry in used]
-    steps = [difference(later, entry) for entry, later in zip(used, used[1:], strict=False)]
+    steps = [difference(later, entry) for entry, later in pairwise(used)]
     adds = [str(depth) for depth, step in zip(depths[1:], steps, strict=True) if step.low > 0]
     answer = "No head after the first adds tokens that can be told from none"
     if adds:
@@ -332,8 +324,7 @@ def count_section(entries: Sequence[Measured]) -> Section:
             f"{counted(rates[0].prompts, 'prompt')}; bars: 95% prompt-bootstrap intervals. {_budget(used[-1])}.",
         )
         pictures.line(axes, depths, rates, style.look(0), "grounded heads")
-        axes.set(xlabel="heads in use, and depth of the tree", ylabel="tokens per round")
-        axes.set_xticks(depths)
+        axes.set(xlabel="heads in use, and depth of the tree", ylabel="tokens per round", xticks=depths)
     shown = {
         "heads in use": depths,
         "nodes": [entry["nodes"] for entry in used],
@@ -380,11 +371,11 @@ def panels_section(path: Path | str = RESULT) -> Section:
         line: dict[str, Any] = {"variant": words, "trained, tokens": int(measured["training"]["tokens"])}
         pairs = zip(measured["heldout"]["top1"], measured["heldout"]["top5"], strict=True)
         line |= {f"head {head}": f"{one:.3f} / {five:.3f}" for head, (one, five) in enumerate(pairs, 1)}
-        if words in beyond:
-            line["own text, head 1"] = f"{beyond[words][0]:+.3f}"
-            line["own text, last head"] = f"{beyond[words][-1]:+.3f}"
+        if words in beyond:  # plain heads have nothing to be set against
+            own = beyond[words]
+            line |= {"own text, head 1": f"{own[0]:+.3f}", "own text, last head": f"{own[-1]:+.3f}"}
         lines.append(line)
-    table = pd.DataFrame(lines).fillna("")  # plain heads have nothing to be set against
+    table = pd.DataFrame(lines).fillna("")
     caption = "Top-1 / top-5 accuracy on held-out text by head; top-1 beyond plain grounded heads along the own text"
     figure = _panels(
         variants,

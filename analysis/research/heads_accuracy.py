@@ -22,6 +22,7 @@ from ..sections import Section, counted
 from .committed import RESULTS, Measured, load_figures
 
 SHIPPED = "the heads that come with specdec"
+TRAIN = "python -m specdec.train +heads=NAME"
 FLAT_END = (
     "The learning rate falls to 0, so that a curve is flat at its end does not say that more text would bring nothing."
 )
@@ -56,13 +57,9 @@ def load_history(path: Path | str) -> pd.DataFrame:
         names |= {f"{name.removesuffix('1')}5": f"top5_{column}" for name, column in names.items()}
         kept = scored[["step", "tokens", *names]].rename(columns=names)
     except FileNotFoundError:
-        raise UsageError(
-            f"The history {path} does not exist: `python -m specdec.train +heads=NAME` writes one."
-        ) from None
+        raise UsageError(f"The history {path} does not exist: `{TRAIN}` writes one.") from None
     except (KeyError, ValueError, OSError):
-        raise UsageError(
-            f"{path} is no history of heads: give the history.csv that `python -m specdec.train +heads=NAME` wrote."
-        ) from None
+        raise UsageError(f"{path} is no history of heads: give the history.csv that `{TRAIN}` wrote.") from None
     if scored.empty:
         raise UsageError(f"The history {path} ends before held-out text was scored: let the training go on.")
     return kept.reset_index(drop=True)
@@ -80,13 +77,12 @@ def training_section(histories: Mapping[str, pd.DataFrame], title: str = SHIPPED
         f"which keeps {line['kept']:.0%} of it"
         for kind, line in ends.items()
     )
-    words = ""
+    texts = [f"Of held-out tokens, {answer}."]
     if table["kept"].nunique() > 1:
-        words = (
+        texts[0] += (
             f" Accuracy falls least steeply with position for {max(ends, key=lambda kind: ends[kind]['kept'])} heads. "
             "These are shares of held-out text, without intervals; the next part has them."
         )
-    texts = [f"Of held-out tokens, {answer}.{words}"]
     if set(KINDS) <= set(histories):
         independent, grounded = (histories[kind] for kind in KINDS)
         head = len(_heads(grounded))
@@ -95,38 +91,28 @@ def training_section(histories: Mapping[str, pd.DataFrame], title: str = SHIPPED
             since = overtakes(grounded, independent)
             when = "At no time up to the end" if since is None else f"From {since:,} tokens of training on,"
             texts.append(f"{when} {pair}.")
-    by_head = [
-        {
-            "heads": KINDS.get(name, name),
-            "trained, tokens": int(line["tokens"]),
-            "head": number,
-            "top-1": round(line[head], 3),
-            "top-5": round(line[f"top5_{head}"], 3),
-            "top-1 over that of head 1": round(line[head] / line["head_1"], 3),
-            "target's own top-1": round(line["target"], 3),
-        }
-        for name, line in table.to_dict("index").items()
-        for number, head in enumerate(_heads(table), 1)
-    ]
+    columns = ["heads", "trained, tokens", "head", "top-1", "top-5", "top-1 over that of head 1", "target's own top-1"]
+    by_head = []
+    for kind, line in ends.items():
+        for number, column in enumerate(_heads(table), 1):
+            shares = line[column], line[f"top5_{column}"], line[column] / line["head_1"], line["target"]
+            by_head.append((kind, int(line["tokens"]), number, *(round(share, 3) for share in shares)))
     caption = "Accuracy on held-out text at the last score, given the true tokens before"
     figure = _over_training(histories, f"Top-1 and top-5 accuracy over training\n{title}")
-    tables = ((caption, pd.DataFrame(by_head)),)
+    tables = ((caption, pd.DataFrame(by_head, columns=columns)),)
     return Section("Accuracy over training", (*texts, FLAT_END), tables, (("heads_over_training", figure),))
 
 
 def final_accuracies(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return a line for each name: tokens, target, head_1, ..., top5_head_1, ..., and `kept`, the top-1 accuracy of the
-    last head over that of the first.
-    """
+    """Return the last line of each history by name, with `kept`: top-1 accuracy of the last head over the first's."""
     table = pd.DataFrame({name: history.iloc[-1] for name, history in histories.items()}).T
     heads = _heads(table)
     return table.assign(kept=table[heads[-1]] / table[heads[0]]).drop(columns="step")
 
 
 def overtakes(one: pd.DataFrame, five: pd.DataFrame) -> int | None:
-    """Return the tokens of training from which on the last head of one history is right with its first choice more
-    often than the last head of another with five choices, up to the end; None where it is not at the end. Both are
-    scored at the same tokens.
+    """Return the tokens of training from which on, up to the end, the last head of one history is right with its first
+    choice more often than that of another with five; None if it is not at the end. Both are scored at the same tokens.
     """
     last = _heads(one)[-1]
     scores = one.set_index("tokens")[last].rename("one").to_frame()
@@ -174,17 +160,14 @@ def accuracy_by_head(
     heads = range(1, max(map(len, lines.values())) + 1)
     for place, (name, intervals) in enumerate(lines.items()):
         pictures.line(axes, heads, intervals, style.look(place), name)
-    axes.set(xlabel="head k, which predicts token k + 1 after the last evaluated", ylabel=ylabel)
-    axes.set_xticks(heads)
+    axes.set(xlabel="head k, which predicts token k + 1 after the last evaluated", ylabel=ylabel, xticks=heads)
     pictures.percent_axis(axes)
     style.legend_above(axes, 2)
     return figure
 
 
 def load_accuracy(path: Path | str = RESULT) -> dict[str, Measured]:
-    """Return what a result file holds for each of `KINDS`: by text and head the positions (asked) and the hits (top1,
-    top5). UsageError as of `load_figures`.
-    """
+    """Return by kind, text and head the positions (asked) and hits (top1, top5). UsageError as of `load_figures`."""
     with load_figures(path, "test_heads_accuracy", "accuracies", "accuracies of heads") as entries:
         by_kind = {entry["heads"]: entry for entry in entries}
         counts_by_head(by_kind)
@@ -262,10 +245,8 @@ def verdict(table: pd.DataFrame) -> str:
         -1: f"Against what the paper says, the first choice of grounded head {head} is right less often {pair}",
     }
     holds = [str(line["head"]) for line in table.iloc[:-1].to_dict("records") if line["lead"].side > 0]
-    others = {
-        0: "It holds for no earlier head",
-        len(table) - 1: "It holds for all earlier heads too",
-    }.get(len(holds), f"Of the earlier heads it holds for {', '.join(holds)}")
+    others = f"Of the earlier heads it holds for {', '.join(holds)}" if holds else "It holds for no earlier head"
+    others = "It holds for all earlier heads too" if len(holds) == len(table) - 1 else others
     return (
         f"{answers[lead.side]}: {last['grounded_top1']:.3f} against {last['independent_top5']:.3f}, a difference of "
         f"{lead:+.3f}. {others}."

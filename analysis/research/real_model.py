@@ -3,7 +3,7 @@ would have foretold, from `results/real_model.json`, which a benchmark writes se
 yet is said.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -57,13 +57,9 @@ def claim_runs(path: Path | str = RESULT) -> dict[str, Measured]:
     return {name: found[key] for name, key in wanted.items() if key in found}
 
 
-def heads_sessions(path: Path | str = RESULT) -> list[Measured]:
-    """Return the figures of the sessions with both kinds of heads, as `grounded_gain.sessions` has them."""
-    return [row for line in load_real(path, HEADS) for row in _figures(line)]
-
-
-def _figures(line: Measured) -> list[Measured]:
-    return [{**row, "prompts": line["set"], "count": line["count"]} for row in line["figures"]]
+def heads_sessions(lines: Sequence[Measured]) -> list[Measured]:
+    """Return the figures of sessions with both kinds of heads, as `grounded_gain.sessions` has them."""
+    return [{**row, "prompts": line["set"], "count": line["count"]} for line in lines for row in line["figures"]]
 
 
 def real_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
@@ -101,7 +97,11 @@ def pays_section(decoded: Sequence[Measured]) -> Section:
             table.append(row | {"outputs as plain": "drawn" if identical is None else f"{identical:.0%}"})
             own = [fast[line["name"], at] for at in line["arms"]]
             bars.setdefault(line["name"], {})[where] = max(own, key=lambda value: value.estimate)
-            categories += _by_category(line, where) if line["name"] == name else []
+            if line["name"] == name:
+                logged = [key for key in line["metrics"] if key.startswith("category/") and key.endswith("/speedup")]
+                for category in (key.split("/")[1] for key in logged):
+                    row = {"prompts": where, "category": category.replace("_", " "), "drafter": name}
+                    categories.append(row | _rates(line["metrics"], f"category/{category}/"))
     wide = pd.DataFrame(table)
     speeds = sorted((name for name in wide if name.startswith("speedup at")), key=lambda name: int(name.split()[-1]))
     columns = ["prompts", "drafter", "tokens per round", *speeds, "outputs as plain"]
@@ -139,24 +139,22 @@ def formula_section(along: Sequence[Measured], decoded: Sequence[Measured]) -> S
     errors = errors_section(pd.DataFrame(worst_errors), title)
     share, reasons = [], []
     for line in decoded:
-        promised = line["metrics"].get("speedup.capped_geometric")
-        factors = {name: line["metrics"].get(f"account/{name}") for name in FACTORS if name != "omega"}
-        factors = {name: value for name, value in factors.items() if value}
-        if promised and factors:
-            share.append(line["metrics"]["speedup"] / promised)
-            reasons.append(min(factors, key=lambda name: factors[name]))
-    text = errors.text
+        metrics = line["metrics"]
+        factors = {name: value for name in FACTORS if name != "omega" and (value := metrics.get(f"account/{name}"))}
+        if factors and (promised := metrics.get("speedup.capped_geometric")):
+            share.append(metrics["speedup"] / promised)
+            reasons.append(min(factors, key=factors.__getitem__))
+    text = [*errors.text]
     if share:
         counts = pd.Series(reasons).value_counts()
         why = "; ".join(f"{FACTORS[name].cause} ({counted(int(count), 'session')})" for name, count in counts.items())
         part = " to ".join(dict.fromkeys(f"{end:.0%}" for end in (min(share), max(share))))
-        text = (
-            *text,
+        text.append(
             f"Of the speedup that the formula promises, {part} is measured in "
-            f"{counted(len(share), 'session')} of a drafter. What takes most of it: {why}.",
+            f"{counted(len(share), 'session')} of a drafter. What takes most of it: {why}."
         )
-    text = (*text, *_time_taken(known, at_once=2))
-    return Section(title, text, errors.tables, (("real_formula", _curves(known)),))
+    text += _time_taken(known, at_once=2)
+    return Section(title, tuple(text), errors.tables, (("real_formula", _curves(known)),))
 
 
 def advice_section(decoded: Sequence[Measured]) -> Section:
@@ -192,7 +190,7 @@ def grounding_section(timed: Sequence[Measured]) -> Section:
         return _missing(title, HEADS)
     told, featured, table = [], [], []
     for line in timed:
-        figure = partial(grounded_gain.figure_of, _figures(line), line["set"])
+        figure = partial(grounded_gain.figure_of, heads_sessions([line]), line["set"])
         faster, more = map(figure, ("speedup.ratio", "tokens_per_round.difference"))
         where = f"on {line['count']} prompts of {_where(line)}"
         told.append(f"{faster:.2f} times as fast as independent ones {where}, with {more:+.2f} tokens a round")
@@ -225,19 +223,15 @@ def trees_section(studies: Sequence[Measured]) -> Section:
         if "tree_search/chosen.speedup" in metrics:
             nodes, depth = (int(metrics[f"tree_search/chosen.{what}"]) for what in ("nodes", "depth"))
             found = Interval.from_metrics(metrics, "tree_search/chosen.speedup")
-            tree = f"one of {counted(nodes, 'node')} and depth {depth}"
-            told.append(f"for {name} {tree}, {found:.2f} times as fast as plain decoding on {_where(line)}")
+            tree = f"one of {counted(nodes, 'node')} and depth {depth}, {found:.2f} times as fast as plain decoding"
         else:
-            told.append(f"for {name} none, since plain decoding was predicted to be faster on {_where(line)}")
+            tree = "none, since plain decoding was predicted to be faster"
+        told.append(f"for {name} {tree} on {_where(line)}")
         for shape, what in (("tree", "nodes"), ("chain", "gamma"), ("dynamic", "nodes")):
             prefix = f"tree_search/{shape}.speedup."
-            sizes = sorted(int(key.removeprefix(prefix)) for key in metrics if key.removeprefix(prefix).isdigit())
-            for size in sizes:
+            for size in sorted(int(end) for key in metrics if (end := key.removeprefix(prefix)).isdigit()):
                 row = {"drafter": name, "structure": f"{shape}, {what} {size}"}
-                for quantity in ("tokens_per_round", "speedup"):
-                    value = Interval.from_metrics(metrics, f"tree_search/{shape}.{quantity}.{size}")
-                    row[quantity.replace("_", " ")] = f"{value:.2f}"
-                table.append(row)
+                table.append(row | _rates(metrics, f"tree_search/{shape}.", f".{size}"))
     if not told:
         return _missing(title, STUDY)
     answer = (
@@ -266,8 +260,8 @@ def blocks_section(studies: Sequence[Measured]) -> Section:
         if bigram := bigrams.get(line["set"]):
             best = "topk/model_bigram.w2.best"
             row["tokens a call, bigram alone"] = f"{bigram[best]:.2f} in {bigram[best + '_k']:.0f} rows"
-        told.append(f"{shape} on {where}, {row['speedup']} times as fast as plain decoding where (10, 10) is")
-        told[-1] += f" {row['speedup, (10, 10)']}"
+        than = f"as plain decoding where (10, 10) is {row['speedup, (10, 10)']}"
+        told.append(f"{shape} on {where}, {row['speedup']} times as fast {than}")
         table.append(row)
     if not told:
         return _missing(title, STUDY)
@@ -278,25 +272,23 @@ def blocks_section(studies: Sequence[Measured]) -> Section:
         "own bigram alone drafts rows of two tokens."
     )
     tables = [(caption, pd.DataFrame(table).fillna("–"))]
-    if timed := [line for line in studies if line["name"] == "phase_transition"]:
+    calls = []  # a line for each number of tokens in the cache
+    for line in (line for line in studies if line["name"] == "phase_transition"):
+        metrics = line["metrics"]
+        for context in sorted(map(int, line["slowdowns"])):
+            row = {"prompts": _where(line), "in the cache": str(context)}
+            row["(1, 1), ms"] = f"{metrics[f'transition/t11_ms.{context}']:.0f}"
+            for way, prefix in (("in rows", ""), ("packed", "packed.")):
+                row[f"(10, 10), {way}"] = f"{metrics[f'transition/{prefix}slowdown.10x10.{context}']:.1f}"
+                row[f"tokens, {way}"] = f"{metrics[f'transition/{prefix}tokens_within_10pct.{context}']:.0f}"
+            calls.append(row | {"measured on": line.get("processor", "unknown")})
+    if calls:
         caption = (
             "Calls on random tokens: t(10, 10) over t(1, 1), and how many tokens take at most a tenth longer than "
             "(1, 1). In rows each row has a cache, as in the paper; packed, all lie in one sequence over one."
         )
-        tables.append((caption, pd.DataFrame([row for line in timed for row in _calls(line)])))
+        tables.append((caption, pd.DataFrame(calls)))
     return Section(title, (answer,), tuple(tables))
-
-
-def _calls(line: Measured) -> Iterator[dict[str, str]]:
-    """Yield what blocks cost behind each number of tokens in the cache."""
-    metrics = line["metrics"]
-    for context in sorted(map(int, line["slowdowns"])):
-        row = {"prompts": _where(line), "in the cache": str(context)}
-        row["(1, 1), ms"] = f"{metrics[f'transition/t11_ms.{context}']:.0f}"
-        for way, prefix in (("in rows", ""), ("packed", "packed.")):
-            row[f"(10, 10), {way}"] = f"{metrics[f'transition/{prefix}slowdown.10x10.{context}']:.1f}"
-            row[f"tokens, {way}"] = f"{metrics[f'transition/{prefix}tokens_within_10pct.{context}']:.0f}"
-        yield row | {"measured on": line.get("processor", "unknown")}
 
 
 def _before_faster_calls(lines: Sequence[Measured]) -> str:
@@ -311,9 +303,7 @@ def _before_faster_calls(lines: Sequence[Measured]) -> str:
 
 
 def _time_taken(lines: Sequence[Measured], at_once: int = 1) -> tuple[str, ...]:
-    """Return a sentence on how long the sessions of a part took that wrote it down, so many of which ran at a time;
-    none without such.
-    """
+    """Return a sentence on how long those sessions took that wrote it down, `at_once` at a time; none without such."""
     minutes = {(_where(line), line.get("date"), line.get("minutes")) for line in lines}
     known = [taken for *_, taken in minutes if taken is not None]
     if not known:
@@ -337,16 +327,10 @@ def _where(line: Measured) -> str:
     return f"{SETS[line['set']]}, {heat}"
 
 
-def _by_category(line: Measured, where: str) -> list[dict[str, str]]:
-    """Return speedup and tokens per round of the categories that were logged."""
-    rows, metrics = [], line["metrics"]
-    for name in [key.split("/")[1] for key in metrics if key.startswith("category/") and key.endswith("/speedup")]:
-        row = {"prompts": where, "category": name.replace("_", " "), "drafter": str(line["name"])}
-        for what in ("tokens_per_round", "speedup"):
-            value = Interval.from_metrics(metrics, f"category/{name}/{what}")
-            row[what.replace("_", " ")] = f"{value:.2f}"
-        rows.append(row)
-    return rows
+def _rates(metrics: Mapping[str, float], before: str, behind: str = "") -> dict[str, str]:
+    """Return tokens per round and speedup in print; before, behind: the ends of the names of their metrics."""
+    names = {what.replace("_", " "): f"{before}{what}{behind}" for what in ("tokens_per_round", "speedup")}
+    return {what: f"{Interval.from_metrics(metrics, name):.2f}" for what, name in names.items()}
 
 
 @style.in_style
