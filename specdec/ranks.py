@@ -1,8 +1,7 @@
 """The processes of a tensor-parallel run: their number, this one's rank, and what they decide together.
 
 torchrun starts them and says rank and number in the environment. Rank 0 is the run: it alone writes files, tracks and
-prints. The others follow it: they make the same calls in the same order, each on its share of the weights. Imports
-stay light.
+prints. The others make the same calls in the same order, each on its share of the weights. Imports stay light.
 """
 
 import os
@@ -50,9 +49,7 @@ def _from_environment(name: str, otherwise: int) -> int:
 
 
 def check_single(who: str) -> None:
-    """Refuse a command that one process runs alone, by a UsageError where torchrun started several: each would do all
-    of the work, and write it to the same places.
-    """
+    """Raise UsageError where torchrun started several processes: each would do all the work, to the same places."""
     if count() > 1:
         raise UsageError(
             f"torchrun started {count()} processes, and {who} is the work of one: start it without torchrun."

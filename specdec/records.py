@@ -22,9 +22,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Tree:
-    """The topology of a draft. `parents[i]` is a node before `i`, or -1 for the root (the last committed token);
-    ValueError where a parent does not precede its child.
-    """
+    """The topology of a draft: `parents[i]` is a node before `i` (else ValueError), or -1, the last committed token."""
 
     parents: tuple[int, ...]
 
@@ -143,9 +141,8 @@ def chain_draft(tokens: Tensor, strategy: str, q: Tensor | None = None) -> Draft
 
 @dataclass(frozen=True)
 class TextStart:
-    """The beginning of a text, as a target and a drafter are told of it. It is `in_step` where the target has begun the
-    same text and evaluates it in the same rounds, so that a drafter may read the target's cache; not so in a replay,
-    which has no rounds.
+    """The beginning of a text, as a target and a drafter are told of it. It is `in_step` where the target evaluates the
+    same text in the same rounds, so that a drafter may read its cache; not so in a replay, which has no rounds.
     """
 
     prompt: Sequence[int]  # all prompt tokens, at least one; the last is the root of round 1
@@ -173,21 +170,18 @@ EMPTY = Draft(tokens=torch.empty(0, dtype=torch.long), tree=chain_tree(0))
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The verifier's decision for one draft. It is `rejected` where a rejection was observed: the last accepted node
-    had children and none passed. An empty draft has no rejection.
-    """
+    """The verifier's decision for one draft."""
 
     path: tuple[int, ...]  # accepted nodes from the root downwards
     next_token: int  # the correction after a rejection, or the bonus after a full acceptance
-    rejected: bool
+    rejected: bool  # the last accepted node had children and none passed; never of an empty draft
     tokens: tuple[int, ...]  # [N] the draft's, as numbers, so that a round waits for the device once
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
     """Clock readings before, between and after the four verbs of a round, in the clock's own type (see `clock`); and
-    what the clock's watch read right before and right after them. The target had brought back the state of the
-    committed text at `restored`; None where its layers keep none.
+    what its watch read right before and after. At `restored` the target's state was that of the committed text again.
     """
 
     start: object
@@ -196,7 +190,7 @@ class Marks:
     accepted: object
     committed: object
     watched: tuple[float, float] = (0.0, 0.0)
-    restored: object | None = None
+    restored: object | None = None  # None where the target's layers keep no state
 
 
 @dataclass(frozen=True)

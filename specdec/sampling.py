@@ -29,6 +29,9 @@ class SamplingConfig:
         return self.temperature == 0
 
 
+GREEDY = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None, typical_p=None)
+
+
 def probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     """Return the standardised laws: temperature, then top-k, top-p, min-p and locally typical sampling, each on the
     renormalised law that the one before left. This is the order of transformers.

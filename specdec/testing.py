@@ -12,7 +12,7 @@ in the `WAYS` it says.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest import SkipTest
@@ -24,9 +24,6 @@ from specdec.certification.certificate import Check
 from specdec.certification.drafter_contract import CHAIN_CHECKS, CHECKS, SIZE, Subject, require, walk
 from specdec.certification.enumeration import Enumeration
 from specdec.certification.greedy_identity import drafter_identity, identity_checks
-from specdec.certification.table_drafts import FILL as FILL
-from specdec.certification.table_drafts import WAYS as WAYS
-from specdec.certification.table_drafts import TableDrafter, small_structure
 from specdec.certification.tiny_models import VOCABULARY, load_tiny_model
 from specdec.drafters import Drafter, drafters
 from specdec.drafters.base import DrafterCapabilities
@@ -34,14 +31,15 @@ from specdec.errors import UsageError
 from specdec.plan.compositions import composed_config
 from specdec.prompts.base.contract import PromptSource, prompts
 from specdec.records import EMPTY, Draft, TextStart, Tree
-from specdec.sampling import SamplingConfig, probabilities
+from specdec.sampling import GREEDY, probabilities
 from specdec.structures.base import Structure, structures
 from specdec.targets import Target, targets
 from specdec.targets.causal import Causal
 from specdec.verifiers import verifiers
 
+FILL, WAYS = exact.FILL, exact.WAYS
 Make = Callable[[Target], Drafter]
-_SAMPLED = SamplingConfig(name="sampled", temperature=1.0, top_k=None, top_p=None, min_p=None, typical_p=None)
+_SAMPLED = replace(GREEDY, name="sampled", temperature=1.0)
 _DEPTH = 4  # of the drafts in greedy texts
 _ENUMERATED = {2: (2, 4), 1: (3, 3)}  # depth: tokens of the vocabulary, most nodes that are enumerated
 _PROMPT = (0, 1, 0)
@@ -81,7 +79,7 @@ def cases_of(make: Make, capabilities: DrafterCapabilities) -> list[ConformanceC
         checks = (*CHECKS, *CHAIN_CHECKS) if structure == "chain" else CHECKS
         cases += _cases(subject, *checks, prefix=f"{structure}: ")
         law = partial(exact.drafter_checks, make, verifiers.build({"name": "speculative_sampling"}), structure)
-        rule, shape = verifiers.build({"name": "greedy"}), small_structure(structure, _DEPTH)
+        rule, shape = verifiers.build({"name": "greedy"}), exact.small_structure(structure, _DEPTH)
         greedy = partial(drafter_identity, make, rule, shape)
         for name, proof in (("exact law of texts", law), ("greedy identity", greedy)):
             cases.append(ConformanceCase(f"{structure}: {name}", partial(_all_passed, proof, capabilities.lossless)))
@@ -96,7 +94,7 @@ def verifier_cases(name: str, **changes: Any) -> list[ConformanceCase]:
     cases = []
     for structure in sorted(verifier.capabilities.handles & FILL.keys()):
         law = partial(exact.rule_checks, verifier, structure)
-        greedy = partial(identity_checks, verifier, small_structure(structure, _DEPTH))
+        greedy = partial(identity_checks, verifier, exact.small_structure(structure, _DEPTH))
         for what, proof in (("exact law of rounds and texts", law), ("greedy identity", greedy)):
             run = partial(_all_passed, proof, verifier.capabilities.lossless)
             cases.append(ConformanceCase(f"{structure}: {what}", run))
@@ -175,7 +173,7 @@ def _subject(make: Make, capabilities: DrafterCapabilities, structure: str) -> S
         return drafter
 
     vocabulary = VOCABULARY if capabilities.runs_target else SIZE
-    return Subject(made, partial(small_structure, structure), vocabulary)
+    return Subject(made, partial(exact.small_structure, structure), vocabulary)
 
 
 def _something_is_proposed(make: Make, capabilities: DrafterCapabilities) -> None:
@@ -232,7 +230,8 @@ def exact_law_of_a_round(structure: Structure) -> None:
             target, q = exact.law_pair(size, 1.0, exact.CUTS["uncut"])
             rule = verifiers.build({"name": "speculative_sampling"})
             for way in WAYS[structure.name]:
-                error = exact.bias(Enumeration(), exact.arm_of(target, TableDrafter(q, way), rule, shape), roots=[0])
+                arm = exact.arm_of(target, exact.TableDrafter(q, way), rule, shape)
+                error = exact.bias(Enumeration(), arm, roots=[0])
                 sentence = f"With {way} drafts a round has another law than the target's ({error:.1e})."
                 require(error <= exact.EXACT, sentence)
             return

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fixtures.suite_outcomes import outcomes
 
-from specdec.certification.table_drafts import fill
+from specdec.certification.exact import fill
 from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.errors import UsageError
 from specdec.records import EMPTY, Draft, Source, chain_tree

@@ -29,10 +29,9 @@ class Check:
     """A check after it was made.
 
     Level "exact" enumerates or compares token by token in float64; "statistical" draws on the user's own parts;
-    "greedy" compares their whole outputs, differences scored again in float32. Draws are outcomes that were enumerated,
-    tokens that were drawn, or outputs that were compared; `statistic` is the number that decides, in words; `p_value`
-    is the chance of a statistic at least as large under a lossless combination, None where nothing is random; `detail`
-    says why it failed or does not apply.
+    "greedy" compares their whole outputs, differences scored again in float32. Draws are outcomes, tokens or outputs;
+    `statistic` is the number that decides, in words; `p_value` is the chance of one at least as large under a lossless
+    combination, None where nothing is random; `detail` says why it failed or does not apply.
     """
 
     level: Level

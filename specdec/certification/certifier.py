@@ -17,7 +17,7 @@ from specdec.certification.certificate import (
     not_applicable,
 )
 from specdec.certification.exact import drafter_checks, rule_checks
-from specdec.certification.greedy_identity import GREEDY, identity_checks
+from specdec.certification.greedy_identity import identity_checks
 from specdec.certification.statistical import Texts, draw, drawn_request
 from specdec.clock import CpuClock
 from specdec.config import CertificateConfig
@@ -28,6 +28,7 @@ from specdec.folder.identity import write_config
 from specdec.plan.plan import Plan
 from specdec.plugins import is_foreign
 from specdec.progress import detail, stage
+from specdec.sampling import GREEDY
 from specdec.session.arm import Arm, seeded_request
 from specdec.session.identify import arithmetic_notes
 from specdec.session.kept_answers import record_passed
@@ -103,8 +104,8 @@ def _check_all(parts: Parts, asked: CertificateConfig, texts: Texts) -> Certific
 
         def drawn() -> list[Check]:
             tests = draw(arm, texts, asked, parts.limit, plan.seed)
-            power.extend(tests.power(asked.false_alarm))
-            return tests.checks(asked.false_alarm)
+            power.extend(tests.power())
+            return tests.checks()
 
         checks += attempted("statistical", "draws", drawn)
         parts.target.standardise(GREEDY)  # and the drafter is made again, because it keeps its target's sampling
@@ -150,12 +151,12 @@ def report(parted: Sequence[Divergence], outputs: int, accepted: int) -> Check:
 
 def _declarations(plan: Plan, outcome: Outcome) -> list[Declaration]:
     found, chosen = [], plan.chosen
-    rule, drafter = type(chosen.rule), chosen.drafter_class
-    for part, name, cls, claim in (
-        ("verifier", chosen.values.verifier["name"], rule, chosen.rule.capabilities.lossless),
-        ("drafter", chosen.values.drafter["name"], drafter, drafter.capabilities.lossless),
+    for part, values, cls, capabilities in (
+        ("verifier", chosen.values.verifier, type(chosen.rule), chosen.rule.capabilities),
+        ("drafter", chosen.values.drafter, chosen.drafter_class, chosen.drafter_class.capabilities),
     ):
         own = not is_foreign(cls)
+        claim = capabilities.lossless
         standing = "lossless, proven by specdec's tests" if own else "lossless, declared, not proven"
         if not claim:
             standing = "declared lossy"
@@ -163,7 +164,7 @@ def _declarations(plan: Plan, outcome: Outcome) -> list[Declaration]:
             standing = "declared lossless; this certificate refutes the combination"
         elif not own and outcome == "certified":
             standing = "declared lossless by another package; it passed this certificate"
-        found.append(Declaration(part, name, cls.__module__, claim, standing))
+        found.append(Declaration(part, values["name"], cls.__module__, claim, standing))
     return found
 
 

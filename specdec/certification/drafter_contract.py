@@ -1,5 +1,4 @@
-"""Promises of every drafter, as checks: valid tokens, the q that they were drawn from, no hidden randomness, no stale
-state.
+"""Promises of every drafter, as checks: valid tokens, the q they were drawn from, no hidden randomness, no stale state.
 
 Each takes a `Subject` and raises AssertionError with one sentence. None draws a conclusion from luck: the texts are
 fixed, and what is random comes from generators with a seed.

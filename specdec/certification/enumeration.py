@@ -59,9 +59,8 @@ class Uniforms:
 
     def _below(self, other: Any) -> Tensor:
         bounds = torch.as_tensor(other, dtype=torch.float64)
-        shape = torch.broadcast_shapes(self.shape, bounds.shape)
-        numbers = Uniforms(self._branches, self._cells, self._index.expand(shape), self._scale.expand(shape))
-        return numbers._place(bounds.expand(shape).unsqueeze(-1)) == 0
+        numbers = self * torch.ones(bounds.shape)  # one for each bound, of the same value
+        return numbers._place(bounds.unsqueeze(-1)) == 0
 
     def _place(self, bounds: Tensor) -> Tensor:
         """Find the gap between ascending bounds [..., K] where each number lies, a branch per gap."""

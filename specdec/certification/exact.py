@@ -6,6 +6,7 @@ branched on, so that a law is a finite sum and equals the target's to 1e-12, wit
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,18 +16,17 @@ from torch import Tensor
 
 from specdec.certification.certificate import Check, Verdict, attempted, not_applicable
 from specdec.certification.enumeration import Enumeration
-from specdec.certification.table_drafts import FILL, WAYS, TableDrafter, small_structure
 from specdec.clock import CpuClock
 from specdec.decode import decode_round
-from specdec.drafters.base import Drafter
+from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.errors import UsageError
-from specdec.records import EMPTY, Request, TextStart
-from specdec.sampling import SamplingConfig, probabilities
+from specdec.records import EMPTY, Draft, Request, TextStart
+from specdec.sampling import GREEDY, probabilities
 from specdec.session.arm import Arm
-from specdec.structures.base import Structure
+from specdec.structures.base import Structure, structures
 from specdec.targets.base import Target
 from specdec.targets.table import Table, TableConfig
-from specdec.tree_building.siblings import How
+from specdec.tree_building.siblings import Asked, How, grow
 from specdec.verifiers.base import Verifier
 
 EXACT = 1e-12  # the largest error of a chance that rounding in float64 explains
@@ -47,9 +47,8 @@ PROMPT = (0, 1, 2, 0, 1, 1, 0, 1)  # it repeats itself, so that drafters which l
 def table_target(law: Any, end_token: int | None = None, **how: Any) -> Table:
     """Return a target of the stochastic matrix `law` [V, V], with values of `SamplingConfig`; else it is greedy."""
     rows = law.tolist() if isinstance(law, Tensor) else law
-    values: dict[str, Any] = dict(temperature=0.0, top_k=None, top_p=None, min_p=None, typical_p=None)
-    sampling = SamplingConfig(name="table", **(values | how))
-    return Table(TableConfig(name="table", law=rows, end_token=end_token, context_length=1000), sampling)
+    config = TableConfig(name="table", law=rows, end_token=end_token, context_length=1000)
+    return Table(config, replace(GREEDY, name="table", **how))
 
 
 def random_law(size: int, seed: int, spread: float = 1.2) -> Tensor:
@@ -145,6 +144,68 @@ def law_pair(
     return target, torch.tensor(target_law(drafted))
 
 
+# Drafts that are enumerated -----------------------------------------------------------------------
+
+
+def fill(structure: Structure, q: Tensor, root: int, generator: Any, way: How) -> Draft:
+    """Fill a chain, rows or a tree level by level, the children of each node by its row of q."""
+
+    def laws(asked: Asked) -> Tensor:
+        return q[[root if node < 0 else int(asked.tokens[node]) for node in asked.nodes]]
+
+    return grow(structure, laws, way, "table", generator)
+
+
+FILL: dict[str, Callable[..., Draft]] = {
+    "chain": fill,
+    "rows": fill,
+    "tree": fill,
+    "dynamic": lambda structure, q, *how: fill(structure, q.log(), *how),  # the drafter's confidence is of logits
+}
+"""By the name of a structure, the function that fills it from a table. A structure without one cannot be enumerated."""
+
+WAYS: dict[str, list[How]] = {
+    "chain": ["independent", "ranked"],
+    "rows": ["independent", "without_replacement", "ranked"],
+    "tree": ["independent", "without_replacement", "ranked"],
+    "dynamic": ["ranked"],
+}
+"""The ways in which nodes get their tokens: with repeats, all different, or the most likely ones as point masses."""
+
+
+class TableDrafter(Drafter):
+    """Fills any structure of `FILL` from a Markov law q [V, V]."""
+
+    capabilities = DrafterCapabilities(fills=frozenset(FILL))
+
+    def __init__(self, q: Tensor, way: How = "independent") -> None:
+        self.q, self.way = q, way
+        self.root = 0
+        self.generator: torch.Generator | None = None
+
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self.root, self.generator = text.prompt[-1], text.generator
+
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        self.root = tokens[-1]
+
+    def draft(self, structure: Structure) -> Draft:
+        return FILL[structure.name](structure, self.q, self.root, self.generator, self.way)
+
+
+def small_structure(name: str, gamma: int) -> Structure:
+    """Return a small structure of `FILL`, `gamma` deep: two rows where they are long, two nodes at a tree's levels."""
+    if name == "chain":
+        return structures.build({"name": name, "gamma": gamma})
+    if name == "rows":
+        return structures.build({"name": name, "k": 3 if gamma == 1 else 2, "w": gamma, "budget": 100})
+    if name == "dynamic":
+        return structures.build({"name": name, "nodes": gamma + 2, "depth": gamma, "branching": 3, "beam": 2})
+    parents = [-1, -1, *(2 * level for level in range(gamma - 1) for _ in range(2))]
+    sizes = {"nodes": len(parents), "depth": gamma}
+    return structures.build({"name": name, "parents": parents, "file": None, "accuracy": None, **sizes})
+
+
 # The checks ---------------------------------------------------------------------------------------
 
 Case = Callable[[Enumeration], float]  # enumerates one law and returns its largest error
@@ -153,8 +214,7 @@ Case = Callable[[Enumeration], float]  # enumerates one law and returns its larg
 def rule_checks(verifier: Verifier, structure: str) -> list[Check]:
     """Enumerate what an acceptance rule, as configured, of specdec or of anyone, commits on a table target, with drafts
     that are drawn, drawn without replacement and ranked: whole rounds, two rounds after one another, and texts of the
-    real loop with its limit and an end token. `structure` names one that the rule handles, a key of
-    `table_drafts.FILL`.
+    real loop with its limit and an end token. `structure` names one that the rule handles, a key of `FILL`.
 
     It takes seconds. A rule passes only if every law equals the target's to `EXACT`, whatever it declares; all of its
     randomness has to come from the generator that `accept` is given, by `torch.rand` or `torch.multinomial`, and

@@ -16,7 +16,7 @@ from specdec.clock import CpuClock
 from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.errors import UsageError
 from specdec.records import Draft, Source, Tree
-from specdec.sampling import SamplingConfig
+from specdec.sampling import GREEDY
 from specdec.session.arm import Arm, seeded_request
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
@@ -27,8 +27,6 @@ from specdec.verifiers.base import Verifier
 NEW_TOKENS = 28
 PROMPT = (7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19)
 """A prompt that repeats itself, so that n-grams match, and is longer than the windows of 6 of the tiny models."""
-
-GREEDY = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None, typical_p=None)
 
 
 @cache

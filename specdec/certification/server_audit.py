@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from specdec.certification.certificate import Certificate, Check, not_applicable
-from specdec.certification.server_client import Client, Completion, ServerFault, http
+from specdec.certification.server_client import Client, Completion, ServerFault, http, model_of
 from specdec.certification.statistical import Texts
 from specdec.config import CertificateConfig, ServerConfig
 from specdec.errors import SpecdecError, UsageError
@@ -394,14 +394,13 @@ def certify_server(plan: Plan, asked: ServerConfig, certificate: CertificateConf
             "use a temperature above 0 alone."
         )
     ask = http(asked.url, asked.timeout_seconds)
-    client = Client(ask, asked.url, asked.model or "", None, 0)
     try:
-        client.choose_model()
+        model = model_of(ask, asked.url, asked.model)
     except ServerFault as fault:
         raise UsageError(str(fault)) from None
     with loading(plan):
         parts = open_parts(plan)
-    client.tokenizer, client.vocabulary = parts.target.tokenizer, parts.target.vocab_size
+    client = Client(ask, asked.url, model, parts.target.tokenizer, parts.target.vocab_size)
     write_config(folder, plan.config)
     texts = [(prompt.id, prompt.tokens) for prompt in parts.prompts.prompts]
     audit = Audit(parts.target, asked, sampling.temperature, certificate.false_alarm)

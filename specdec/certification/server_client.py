@@ -128,14 +128,33 @@ def _decoded(url: str, status: int, answer: bytes, location: str | None) -> Any:
     return decoded
 
 
+def model_of(ask: Ask, url: str, name: str | None) -> str:
+    """Return the name of the model that a server at `url` is asked for: `name`, or the only one that it lists. Raises
+    UsageError: it lists others, or there is no one name to take; ServerFault: no answer, but a server without a list.
+    """
+    try:
+        listed = ask("/v1/models", None).get("data") or []
+    except ServerFault as fault:
+        if fault.status != 404:
+            raise
+        listed = []
+    names = [str(each["id"]) for each in listed if isinstance(each, dict) and "id" in each]
+    if not name and len(names) == 1:
+        return names[0]
+    if not name or (names and name not in names):
+        known = f"it lists {', '.join(names[:20])}" if names else "it lists none"
+        raise UsageError(f"--model {name or 'NAME'}: name a model of {url} ({known}).")
+    return name
+
+
 @dataclass
 class Client:
     """Completions of one model of a server, asked one after the other.
 
-    The name `model` is "" until `choose_model`. The tokenizer and the size of the vocabulary are the reference's;
-    without a tokenizer, prompts can be sent as tokens alone. `prompts` says how they are sent, and `neutral` whether
-    with options that leave the law uncut, once the server took them. `answered` has what all answers have to repeat,
-    names of model and build; `seconds` the time that all `requests` took.
+    The tokenizer and the size of the vocabulary are the reference's; without a tokenizer, prompts go as tokens alone.
+    `prompts` says how they are sent, and `neutral` whether with options that leave the law uncut, once the server took
+    them. `answered` has what all answers have to repeat, names of model and build; `seconds` the time that all
+    `requests` took.
     """
 
     ask: Ask
@@ -148,21 +167,6 @@ class Client:
     answered: dict[str, Any] = field(default_factory=dict)
     requests: int = 0
     seconds: float = 0.0
-
-    def choose_model(self) -> None:
-        """Check the model's name against the server's list, or take the only one there. UsageError for another."""
-        try:
-            listed = self.ask("/v1/models", None).get("data") or []
-        except ServerFault as fault:
-            if fault.status != 404:
-                raise
-            listed = []
-        names = [str(each["id"]) for each in listed if isinstance(each, dict) and "id" in each]
-        if not self.model and len(names) == 1:
-            self.model = names[0]
-        if not self.model or (names and self.model not in names):
-            known = f"it lists {', '.join(names[:20])}" if names else "it lists none"
-            raise UsageError(f"--model {self.model or 'NAME'}: name a model of {self.url} ({known}).")
 
     def complete(self, prompt: Sequence[int], limit: int, temperature: float, seed: int) -> Completion:
         """Return the server's continuation of a prompt, of at most `limit` tokens. Raises ServerFault: no answer, or

@@ -370,14 +370,11 @@ class DrawnTests:
     live: list[Tested]
     single: list[Tested]
     states: Check
+    level: float  # of each test, so that all together raise a false alarm at most as often as was asked (Bonferroni)
 
-    def level(self, false_alarm: float) -> float:
-        """Return the level of each test at which all together raise a false alarm at most so often (Bonferroni)."""
-        return false_alarm / (len(self.live) + len(self.single))
-
-    def checks(self, false_alarm: float) -> list[Check]:
+    def checks(self) -> list[Check]:
         """Return the checks: one for each test of live rounds, and one for each kind of test at single places."""
-        level, checks = self.level(false_alarm), [self.states]
+        level, checks = self.level, [self.states]
         for tests in (*([test] for test in self.live), self.single[0::2], self.single[1::2]):
             worst, several = min(tests, key=lambda test: test.p_value), len(tests) > 1
             failed = [test.name for test in tests if test.p_value < level]
@@ -397,14 +394,14 @@ class DrawnTests:
             checks.append(Check("statistical", name, compared, draws, statistic, verdict, worst.p_value, detail, facts))
         return checks
 
-    def power(self, false_alarm: float) -> list[str]:
+    def power(self) -> list[str]:
         """Return what the tests would have found in 9 cases of 10, in words."""
         sentences = []
         for what, tests in (
             ("averaged over all rounds, a shift between the classes of the first token", self.live[:2]),
             ("at one of the single places, a shift of the first token's law", self.single[0::2]),
         ):
-            found = [test.detectable(self.level(false_alarm)) for test in tests]
+            found = (test.detectable(self.level) for test in tests)
             known = sorted(value for value in found if not isnan(value))
             if known:
                 sentences.append(f"{what} by a total variation of {known[len(known) // 2]:.3f} or more")
@@ -428,7 +425,8 @@ def draw(arm: Arm, texts: Texts, asked: CertificateConfig, limit: int, seed: int
             request = drawn_request(arm, texts, limit, seed, place, f"place {place}")
             single += redraw(arm, request, 1 + place % 5, asked, f"place {place + 1}")
             under_way.advance()
-    return DrawnTests(live.tests(), single, live.states())
+    tests = live.tests()
+    return DrawnTests(tests, single, live.states(), level=asked.false_alarm / (len(tests) + len(single)))
 
 
 def drawn_request(arm: Arm, texts: Texts, limit: int, seed: int, number: int, purpose: str) -> Request:

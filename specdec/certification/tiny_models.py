@@ -10,35 +10,25 @@ SIZES: dict[str, Any] = dict(
     vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
 ) | dict(max_position_embeddings=256, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 _GROUPED = dict(SIZES, num_key_value_heads=2)
+_WINDOWED = dict(_GROUPED, head_dim=8, sliding_window=6)
+# Text collapses where the output matrix is tied to a large embedding, because it repeats its input.
+_GEMMA = dict(_WINDOWED, tie_word_embeddings=False)
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", _GROUPED),
     "qwen3": ("Qwen3Config", dict(_GROUPED, head_dim=8)),
-    "gpt2": (
-        "GPT2Config",
-        dict(
-            vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256, bos_token_id=None, eos_token_id=None
-        ),
-    ),
+    "gpt2": ("GPT2Config", {key: value for key, value in SIZES.items() if key != "intermediate_size"}),
     "gpt_neox": ("GPTNeoXConfig", SIZES),
     "opt": ("OPTConfig", dict(SIZES, ffn_dim=48, word_embed_proj_dim=32)),
-    "mistral_window": ("MistralConfig", dict(_GROUPED, head_dim=8, sliding_window=6)),
+    "mistral_window": ("MistralConfig", _WINDOWED),
     "phi3": ("Phi3Config", _GROUPED),
-    "gemma3": (
-        "Gemma3TextConfig",
-        dict(
-            _GROUPED, num_hidden_layers=3, head_dim=8, sliding_window=6, layer_types=_MIXED, tie_word_embeddings=False
-        ),
-    ),
-    "gemma2": (
-        "Gemma2Config",
-        dict(_GROUPED, head_dim=8, sliding_window=6, attn_implementation="eager", tie_word_embeddings=False),
-    ),
+    "gemma3": ("Gemma3TextConfig", dict(_GEMMA, num_hidden_layers=3, layer_types=_MIXED)),
+    "gemma2": ("Gemma2Config", dict(_GEMMA, attn_implementation="eager")),
     "gemma4": (
         "Gemma4TextConfig",
-        dict(_GROUPED, num_hidden_layers=4, head_dim=8, global_head_dim=16, sliding_window=3, num_kv_shared_layers=1)
+        dict(_GEMMA, num_hidden_layers=4, global_head_dim=16, sliding_window=3, num_kv_shared_layers=1)
         | dict(layer_types=[*_MIXED, "full_attention"], vocab_size_per_layer_input=VOCABULARY)
-        | dict(hidden_size_per_layer_input=8, tie_word_embeddings=False),
+        | dict(hidden_size_per_layer_input=8),
     ),
     "llama4": (
         "Llama4TextConfig",
@@ -63,8 +53,6 @@ def load_tiny_model(name: str) -> Any:
     kind, values = ARCHITECTURES[name]
     config = getattr(transformers, kind)(**values)
     # As initialised, every logit is near 0 and greedy text collapses to one token: the weights are scaled up.
-    # Text also collapses where the output matrix is tied to a large embedding, because it repeats its input: Gemma's
-    # output matrix is untied for this reason.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(sum(name.encode()))
         model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False).double()

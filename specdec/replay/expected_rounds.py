@@ -31,8 +31,7 @@ class Agreement:
     # [N] chance that a proposed token was accepted there (0 without a proposal): sum of min(p, q) of a chain, or what a
     # lossy rule gives; its mean over proposals is `alpha.text`.
     beta: np.ndarray
-    # [N] chance of acceptance given the token of the text under speculative sampling: min(1, q/p) of a chain, 0/1 when
-    # greedy.
+    # [N] the same given the token of the text, under speculative sampling: min(1, q/p) of a chain, 0/1 when greedy.
     m: np.ndarray
 
 
@@ -120,21 +119,20 @@ class TextReplay:
             if possible is not None:
                 passed = (possible.accepted > 0).astype(float)
                 return Agreement(possible.offered > 0, passed, passed)
-        led = Led(drafter, self.target, self._reading)
+        led = Led(drafter, self._reading)
         proposed, (beta, m) = np.zeros(len(text), dtype=bool), np.zeros((2, len(text)))
         for _, position, proposal, path in led.steps(free, text, [single], every=True):
             if not proposal.tokens:
                 continue
             proposed[position] = True
-            guess, token, q = proposal.tokens[0], text[position], led.q  # one guess, unless the structure branches
+            token, q = text[position], led.q
             beta[position] = m[position] = float(bool(path)) if q is None else float(q[0, token])
-            if p is not None and q is None:
-                point = one_hot(torch.tensor(guess, device=p.device), p.shape[-1])
-                beta[position] = float(p[position, guess] if rule is None else _beta(p[position], point, rule))
-                # q is 1 at the guess, so min(1, q/p) is 1 where that is the token
-            elif p is not None and q is not None:
-                beta[position] = float(_beta(p[position], q[0], rule))
-                m[position] = min(1.0, float(q[0, token] / p[position, token]))
+            if p is not None:  # and the structure does not branch, so there is one guess
+                guess = torch.tensor(proposal.tokens[0], device=p.device)
+                law = one_hot(guess, p.shape[-1]) if q is None else q[0]
+                beta[position] = float(_beta(p[position], law, rule))
+                if q is not None:  # elsewhere q is 1 at the guess, so min(1, q/p) is 1 where that is the token
+                    m[position] = min(1.0, float(q[0, token] / p[position, token]))
         return Agreement(proposed, beta, m)
 
     @torch.inference_mode()
@@ -159,7 +157,7 @@ class TextReplay:
             if possible is not None:
                 reach, accepted = possible.offered, possible.accepted
             else:
-                led = Led(drafter, self.target, self._reading)
+                led = Led(drafter, self._reading)
                 for _, position, proposal, path in led.steps(self.request, text, [self.structure], every=True):
                     if led.q is not None:
                         raise ValueError(
@@ -186,7 +184,7 @@ class TextReplay:
         """Return the rounds that greedy decoding of the text takes, drafting again from each round's start: exact for
         any structure. Where the replay is "calling", the target is called in each of these rounds, as in decoding.
         """
-        led = Led(self.drafter, self.target, self._reading, clock)
+        led = Led(self.drafter, self._reading, clock)
         steps = led.steps(self.request, self.text, [self.structure])
         offered = Counter(len(proposal.tokens) for _, _, proposal, _ in steps)
         clock.synchronize()

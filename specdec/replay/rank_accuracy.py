@@ -10,7 +10,7 @@ import torch
 
 from specdec.drafters.base import Drafter
 from specdec.records import Request
-from specdec.replay.walk import Led, agreed
+from specdec.replay.walk import Led, TextReading, agreed
 from specdec.structures import Structure, structures
 from specdec.structures.tree import given
 from specdec.targets.base import Target
@@ -97,7 +97,7 @@ def rank_walk(
     """
     limit = stream.limit(max_new_tokens)
     text = stream.generated[:limit]
-    led = Led(drafter, target)
+    led = Led(drafter, None if target is None else TextReading(target))
 
     def propose(shape: Structure, position: int) -> Proposal:
         """Draft level by level, behind the nodes that are the text's."""

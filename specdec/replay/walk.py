@@ -52,7 +52,7 @@ class TextReading:
     """
 
     def __init__(self, target: Target) -> None:
-        self._target = target
+        self.target = target
         self._read, self._scored = tuple[int, ...](), tuple[int, ...]()
         self._states: Tensor | None = None
         self._laws: Tensor | None = None
@@ -66,8 +66,8 @@ class TextReading:
         """
         tokens = (*prompt, *text)
         if tokens != self._read:
-            self._target.start(TextStart(tokens, len(tokens) + 1))
-            self._read, self._states = tokens, self._target.states
+            self.target.start(TextStart(tokens, len(tokens) + 1))
+            self._read, self._states = tokens, self.target.states
         return self._states
 
     @torch.inference_mode()
@@ -76,7 +76,7 @@ class TextReading:
         tokens = (len(prompt), *prompt, *text)
         if self._laws is None or tokens != self._scored:
             self._laws = None  # not held beside the next ones
-            self._laws = probabilities(self._target.score(prompt, text)[:-1], self._target.sampling)
+            self._laws = probabilities(self.target.score(prompt, text)[:-1], self.target.sampling)
             self._scored = tokens
         return self._laws
 
@@ -89,17 +89,16 @@ draft in plain numbers, and its nodes that are the text's, from the root down.""
 class Led:
     """A drafter on its way along a text, which gets what it reads of the target after each round.
 
-    States come from `reading`, which walks along the same text share. Where the replay is "calling", the target is
-    called on every draft as in decoding. It is None for a drafter that reads nothing of it. With a clock drafts are
+    States come from `reading`, which walks along the same text share; None for a drafter that reads nothing of the
+    target. Where the replay is "calling", its target is called on every draft as in decoding. With a clock drafts are
     timed, and made as in decoding; without one those of look-ups stay plain numbers.
     """
 
-    def __init__(
-        self, drafter: Drafter, target: Target | None, reading: TextReading | None = None, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, drafter: Drafter, reading: TextReading | None, clock: Clock | None = None) -> None:
         self.q: Tensor | None = None  # [N, V] of the last draft; None for point masses
         self.marks: list[tuple[object, object]] = []  # by the clock before and after each draft, and each commit
-        self._drafter, self._target, self._reading, self._clock = drafter, target, reading, clock
+        self._drafter, self._reading, self._clock = drafter, reading, clock
+        self._target = None if reading is None else reading.target
         self._calls = drafter.capabilities.replay == "calling"
         self._draft = EMPTY
         self._states: Tensor | None = None  # of the whole text
@@ -133,8 +132,7 @@ class Led:
             self._target.start(TextStart(request.prompt, length + room, largest.branches))
             given = self._target.states
         elif self._drafter.capabilities.reads_states:
-            assert self._target is not None
-            self._reading = self._reading or TextReading(self._target)
+            assert self._reading is not None
             self._states = self._reading.states(request.prompt, text)
             given = None if self._states is None else self._states[: self._place]
         random, reference = request.draft_generator, request.reference
@@ -171,9 +169,8 @@ class Led:
         return Proposal(tuple(draft.tokens.tolist()), draft.tree, draft.source)
 
     def _commit(self, tokens: Sequence[int], path: Sequence[int] | None) -> None:
-        """Have target and drafter do their part of a round. The path has the nodes of the last draft that are the
-        text's, None for a round without a draft, which has one token; `tokens` are those of the path and the one behind
-        it, fewer at the end of the text.
+        """Have target and drafter do their part of a round, whose `tokens` are those of the path, the nodes of the last
+        draft that are the text's, and the one behind it, fewer at the end. Path None: a round without a draft.
         """
         given, draft = None, EMPTY if path is None else self._draft
         if self._calls:
@@ -256,7 +253,7 @@ def _drafted(
     rounds: list[list[tuple[int, ...]]] = [[] for _ in structures]
     proposals: list[list[Proposal]] = [[] for _ in structures]
     # The loop runs once a round, a few microseconds long.
-    for number, position, proposal, path in Led(drafter, None).steps(request, text, structures):
+    for number, position, proposal, path in Led(drafter, reading=None).steps(request, text, structures):
         tokens, tree, source = proposal
         accepted, last = len(path), path[-1] if path else -1
         # A draft that agrees to the end of the text was cut there: what came after it is not known.

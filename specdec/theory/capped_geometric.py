@@ -61,8 +61,8 @@ def alpha_for(tokens: float, offered: Mapping[int, float]) -> float | None:
 
 
 def product_identity(hazards: ArrayLike) -> Values:
-    """Return E[A + 1] = 1 + sum_{k<=gamma} prod_{j<=k} h_j for h [..., gamma], h_k = P(accept k | reached k). It holds
-    whatever the dependence between acceptances (theory.md 4.1).
+    """Return E[A + 1] = 1 + sum_{k<=gamma} prod_{j<=k} h_j for h [..., gamma], h_k = P(accept k | reached k), however
+    acceptances depend on each other (theory.md 4.1).
     """
     return (1 + np.cumprod(probability(hazards, "hazards"), axis=-1).sum(axis=-1))[()]
 

@@ -64,8 +64,8 @@ class Product:
         return 2 * n * self.queries * self.chosen * self.values(n + count(context, "context"))
 
     def intensity(self, rows: ArrayLike, context: ArrayLike) -> Values:
-        """Return the operations per byte moved: the bytes of the matrix and of the vectors that go in and come out.
-        Vectors along the cached tokens stay on the chip (fused attention).
+        """Return the operations per byte moved, of the matrix and of the vectors that go in and come out; those along
+        the cached tokens stay on the chip (fused attention).
         """
         n = count(rows, "rows", minimum=1)
         along = (self.inputs or 0) + (self.outputs or 0)

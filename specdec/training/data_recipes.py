@@ -25,8 +25,7 @@ Positive = Annotated[float, Field(gt=0.0)]
 
 def fingerprint(*parts: Any) -> str:
     """Return the sha256 of the parts as JSON (dataclasses allowed): equal parts have equal fingerprints."""
-    plain = [asdict(part) if hasattr(part, "__dataclass_fields__") else part for part in parts]
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=asdict).encode()).hexdigest()
 
 
 def of_kind(kind: type[Kind], values: Any) -> Kind:

@@ -161,7 +161,7 @@ class Recipe:
     role: Name  # target or drafter; the file name of a shipped model
     corpus: PythonCorpusConfig | TextCorpusConfig
     model: ModelConfig
-    data: StreamConfig
+    data: PythonDataConfig | TextDataConfig
     optimizer: OptimizerConfig
     monitor: ModelMonitorConfig
     compile: bool

@@ -10,10 +10,18 @@ import specdec.decode
 from specdec.certification import exact, greedy_identity
 from specdec.certification.certificate import concluded
 from specdec.certification.certifier import near_tie_check, report
-from specdec.certification.exact import arm_of, random_law, rule_checks, table_target
+from specdec.certification.exact import (
+    FILL,
+    WAYS,
+    TableDrafter,
+    arm_of,
+    random_law,
+    rule_checks,
+    small_structure,
+    table_target,
+)
 from specdec.certification.greedy_identity import identity_checks
 from specdec.certification.statistical import draw
-from specdec.certification.table_drafts import FILL, WAYS, TableDrafter, small_structure
 from specdec.certification.tiny_models import load_tiny_model
 from specdec.config import CertificateConfig
 from specdec.drafters.small_model import SmallModel
@@ -35,7 +43,7 @@ RULE = "speculative_sampling"
 ONE_BY_ONE = {(name, structure) for name, structure in dict(SAMPLED).items()} | {
     pair for pair in SAMPLED if pair[0] == RULE
 }  # every rule, and every structure; the contracts prove all pairs by enumeration
-FEW = CertificateConfig(false_alarm=0.01, rounds=60, places=1, redraws=200, redrafts=60, outputs=1)
+FEW = CertificateConfig(false_alarm=FALSE_ALARM, rounds=60, places=1, redraws=200, redrafts=60, outputs=1)
 PROMPTS = [("a", [0, 1, 2, 0, 1]), ("b", [2, 1, 0])]
 DRAFTED = "drawn drafts against their own q, by rank"
 
@@ -67,9 +75,9 @@ def test_the_exact_level_passes_lossless_rules(verifier, structure):
 def test_the_statistical_level_passes_lossless_combinations(verifier, structure):
     way = "ranked" if structure == "dynamic" else WAYS[structure][0]
     drawn = draw(table_arm(rule(verifier), structure, way), PROMPTS, FEW, 16, seed=1)
-    checks = drawn.checks(FALSE_ALARM)
+    checks = drawn.checks()
     assert not failed(checks) and checks[0].name == "states after commits" and checks[0].verdict == "passed"
-    assert len(drawn.power(FALSE_ALARM)) == 2
+    assert len(drawn.power()) == 2
 
 
 def test_a_rule_that_draws_from_elsewhere_is_not_proven():
@@ -89,8 +97,8 @@ def test_structures_that_no_table_fills_are_not_applicable():
 def test_true_combinations_fail_as_rarely_as_stated():
     """60 certificates at 10%: more failures than 15 have chance 1e-4; none at all would say that nothing is tested."""
     arm = table_arm(rule(), "chain", size=3)
-    few = replace(FEW, rounds=30, redraws=80)
-    failures = sum(bool(failed(draw(arm, PROMPTS, few, 12, seed).checks(0.1))) for seed in range(60))
+    few = replace(FEW, false_alarm=0.1, rounds=30, redraws=80)
+    failures = sum(bool(failed(draw(arm, PROMPTS, few, 12, seed).checks())) for seed in range(60))
     assert 1 <= failures <= stats.binom.isf(1e-4, 60, 0.1)
 
 
@@ -178,9 +186,9 @@ class StaleRoot(Causal):
 @pytest.mark.slow
 def test_models_that_are_right_pass(model_arm):
     drawn = draw(model_arm(), MODEL_PROMPTS, MODEL_DRAWS, 60, seed=1)
-    assert not failed(drawn.checks(FALSE_ALARM))
+    assert not failed(drawn.checks())
     assert {test.draws for test in drawn.single} == {100}, "drafts are drawn: whole rounds were drawn again"
-    assert len(drawn.live + drawn.single) == 6 and drawn.level(FALSE_ALARM) == pytest.approx(FALSE_ALARM / 6)
+    assert len(drawn.live + drawn.single) == 6 and drawn.level == pytest.approx(FALSE_ALARM / 6)
 
 
 @pytest.mark.slow
@@ -189,7 +197,7 @@ def test_models_that_are_right_pass(model_arm):
     [({"kind": StaleLaw}, DRAFTED, {"states after commits"}), ({"of": StaleRoot}, "states after commits", set())],
 )
 def test_statistics_catch_another_law_and_a_stale_state(model_arm, parts, caught, passed):
-    wrong = failed(draw(model_arm(**parts), MODEL_PROMPTS, MODEL_DRAWS, 60, seed=1).checks(FALSE_ALARM))
+    wrong = failed(draw(model_arm(**parts), MODEL_PROMPTS, MODEL_DRAWS, 60, seed=1).checks())
     assert caught in wrong and not wrong & passed
 
 

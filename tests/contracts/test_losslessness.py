@@ -3,7 +3,7 @@
 Every random choice of the real `accept`, of the draft and of the loop is branched on (`specdec.certification`, which
 `specdec.certify` uses as well), so the law is a finite sum and equals the target's to 1e-12, with no sampling error. A
 new lossless verifier or structure is picked up from the registries; a structure without a way to fill it fails until it
-has one in `table_drafts.FILL`.
+has one in `exact.FILL`.
 
 Drafts that branch are filled by `grow`, in every way that it knows. They multiply what has to be enumerated, so they
 are kept to two or three tokens where they are two deep. Every verifier meets every structure, filled in every way;
@@ -19,8 +19,21 @@ from oracles import multi_draft
 from torch import Tensor
 
 from specdec.certification.enumeration import Unfollowed
-from specdec.certification.exact import CUTS, EXACT, PROMPT, arm_of, bias, law_pair, round_law, target_law, text_bias
-from specdec.certification.table_drafts import FILL, WAYS, TableDrafter, small_structure
+from specdec.certification.exact import (
+    CUTS,
+    EXACT,
+    FILL,
+    PROMPT,
+    WAYS,
+    TableDrafter,
+    arm_of,
+    bias,
+    law_pair,
+    round_law,
+    small_structure,
+    target_law,
+    text_bias,
+)
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.records import Acceptance, Draft, TextStart

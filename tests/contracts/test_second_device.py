@@ -24,7 +24,7 @@ from specdec.drafters import staged
 from specdec.drafters.base import drafters, network_drafter
 from specdec.records import Request, chain_tree
 from specdec.replay.expected_rounds import TextReplay
-from specdec.replay.walk import Led
+from specdec.replay.walk import Led, TextReading
 from specdec.sampling import SamplingConfig, generator_for, generator_on
 from specdec.targets.causal import Causal
 from specdec.timing.calls import calibrate, time_calls
@@ -192,7 +192,7 @@ def test_replays_along_a_text(same, make_structure, drafter):
     def act(target, single):
         request, found = asked(target, single), []
         with torch.inference_mode():
-            for step in Led(single, target).steps(request, written, [shape]):
+            for step in Led(single, TextReading(target)).steps(request, written, [shape]):
                 found.append((step[1], tuple(step[2].tokens), tuple(step[3])))
         if replay == "position":
             along = TextReplay(single, target, chain, written, asked(target, single)).agreement()

@@ -7,7 +7,7 @@ import torch
 from fixtures.drafting import PROMPT, chain, law_error, ngram
 from fixtures.refusals import refused
 
-from specdec.certification.table_drafts import TableDrafter
+from specdec.certification.exact import TableDrafter
 from specdec.drafters.adaptive import Adaptive
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.cascade import Cascade

@@ -9,7 +9,7 @@ import torch
 from fixtures.drafting import chain, ngram, shaken, tokens_of_calls
 from fixtures.refusals import refused
 
-from specdec.certification.table_drafts import TableDrafter
+from specdec.certification.exact import TableDrafter
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.early_exit import EarlyExit, ExitLayer
 from specdec.drafters.medusa import Medusa

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.rounds import greedy_rounds, replay_rounds
 
-from specdec.certification.table_drafts import TableDrafter
+from specdec.certification.exact import TableDrafter
 from specdec.clock import CpuClock
 from specdec.drafters import drafters
 from specdec.drafters.base import DrafterCapabilities

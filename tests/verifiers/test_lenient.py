@@ -9,7 +9,7 @@ from fixtures.drafting import chain, decoded
 from oracles.acceptance import beta
 
 from specdec import run
-from specdec.certification.table_drafts import TableDrafter
+from specdec.certification.exact import TableDrafter
 from specdec.records import Draft, chain_tree
 from specdec.sampling import one_hot
 from specdec.verifiers.base import Verifier, VerifierCapabilities, verifiers

@@ -5,7 +5,7 @@ import torch
 from fixtures.drafting import tree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.certification.table_drafts import fill
+from specdec.certification.exact import fill
 from specdec.records import Draft, Tree
 from specdec.sampling import one_hot
 from specdec.verifiers import speculative_sampling

@@ -24,7 +24,7 @@ from specdec.text.documents import OpenedText, TextCorpusConfig, open_text
 from specdec.text.python_sources import PythonCorpus, PythonCorpusConfig, build_corpus
 from specdec.text.sources import PARTS, Part
 from specdec.training.data.hidden_states import GIB, check_space, states_dtype
-from specdec.training.data.self_distillation import Prompts, SelfDistillation, SelfSynthesis
+from specdec.training.data.self_distillation import Prompts, SelfDistillation, SelfSynthesis, scored_behind
 from specdec.training.data.sequences import Sequences, SpecialTokens
 from specdec.training.data_recipes import (
     HeadDataConfig,
@@ -93,10 +93,9 @@ def open_sequences(
             _check_disk(config, writer)  # before the target writes for hours
             prompts = questions()
             if foretell is not None:
-                likely = (  # each answer is as long as it may be
-                    (part, Encoded(np.resize(prompt, len(prompt) + more), np.arange(len(prompt) + more) >= len(prompt)))
-                    for part in prompts
-                    for prompt in prompts[part]
+                # Each answer is as long as it may be.
+                likely = (
+                    (part, scored_behind(each, np.resize(each, more))) for part in prompts for each in prompts[part]
                 )
                 with TemporaryDirectory() as unread:
                     foretell(Sequences(write_documents(Path(unread), likely, {}), config, seed, special, ""))

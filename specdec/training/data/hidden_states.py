@@ -79,13 +79,13 @@ class StateSource:
         check_space(self.config, sum(self._sequence_bytes * len(numbers) for _, numbers in self.missing()))
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / ".lock"):
-            missing = self.missing()
-            if missing:
-                logger.info("Computing hidden states: %d files to %s", len(missing), self.folder)
-                self._write(missing, seconds)
+            self._write(self.missing(), seconds)
         self.cached = True
 
     def _write(self, missing: list[tuple[Part, range]], seconds: float | None) -> None:
+        if not missing:
+            return
+        logger.info("Computing hidden states: %d files to %s", len(missing), self.folder)
         total, left = sum(self.sequences.counts.values()), sum(len(numbers) for _, numbers in missing)
         shorter = "data.sequences=N reads fewer, data.states.cache=none computes them in every step"
         expected = None if seconds is None else left * seconds
@@ -144,11 +144,11 @@ class StateSource:
         states = kept[..., : self._asked]
         if not self.teacher:
             return states, None
-        if self._last is not None:
-            output = self.target.hidden.output_layer
-            return states, F.linear(kept[..., self._last].to(output.dtype), output)
-        assert logits is not None
-        return states, logits.clone()  # what inference mode returns cannot take part in training
+        if self._last is None:
+            assert logits is not None
+            return states, logits.clone()  # what inference mode returns cannot take part in training
+        output = self.target.hidden.output_layer
+        return states, F.linear(kept[..., self._last].to(output.dtype), output)
 
     def _call(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Call the target; return rounded states, and logits as they are."""

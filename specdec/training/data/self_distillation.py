@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,12 @@ def _before_answers(documents: Documents, count: int, longest: int, rng: np.rand
     return found
 
 
+def scored_behind(prompt: Sequence[int], answer: Iterable[int]) -> Encoded:
+    """Return a prompt and its answer, the tokens to be predicted, as a document."""
+    tokens = np.array([*prompt, *answer], dtype=np.uint32)
+    return Encoded(tokens, np.arange(len(tokens)) >= len(prompt))
+
+
 class SelfDistillation:
     """Makes prompts of texts, continues them with the target, and returns documents whose continuation is scored."""
 
@@ -107,18 +113,15 @@ class SelfDistillation:
         found: Prompts = {}
         for number, (part, count) in enumerate(self.config.counts.items()):
             documents, rng = getattr(store, part), np.random.default_rng([self.seed, 5, number])
-            found[part] = (
-                _before_answers(documents, count, self.longest - self.config.new_tokens, rng)
-                if turns
-                else _cut_anywhere(documents, count, self.config.prefix_tokens, rng)
-            )
+            if turns:
+                found[part] = _before_answers(documents, count, self.longest - self.config.new_tokens, rng)
+                wanted = "a conversation whose beginning fits data.sequence_length: raise it"
+            else:
+                found[part] = _cut_anywhere(documents, count, self.config.prefix_tokens, rng)
+                wanted = "longer than data.generated.prefix_tokens: lower it"
             if not found[part]:
-                raise UsageError(
-                    f"No {'training' if part == 'train' else 'held-out'} document of data.source is "
-                    + ("a conversation whose beginning fits" if turns else "longer than")
-                    + (" data.sequence_length: raise it" if turns else " data.generated.prefix_tokens: lower it")
-                    + ", or give more text."
-                )
+                kind = "training" if part == "train" else "held-out"
+                raise UsageError(f"No {kind} document of data.source is {wanted}, or give more text.")
         return found
 
     def asked(self, texts: Iterable[str], rendered: bool) -> list[tuple[int, ...]]:
@@ -176,14 +179,9 @@ class SelfDistillation:
         """Write the texts that are not written yet to a folder, that of this very target, configuration and source; and
         return as documents those that `keeps` takes. Their manifest says `manifest` besides how they were written.
         """
-
-        def documents() -> Iterator[tuple[Part, Encoded]]:
-            for part, stream in self.written(prompts, folder, "Tokens that the target writes"):
-                if keeps(stream):
-                    tokens = np.array(stream.prompt + stream.generated, dtype=np.uint32)
-                    yield part, Encoded(tokens, np.arange(len(tokens)) >= len(stream.prompt))
-
-        return write_documents(folder, documents(), {"generated": asdict(self.config), **manifest})
+        texts = self.written(prompts, folder, "Tokens that the target writes")
+        documents = ((part, scored_behind(stream.prompt, stream.generated)) for part, stream in texts if keeps(stream))
+        return write_documents(folder, documents, {"generated": asdict(self.config), **manifest})
 
     def written(self, prompts: Prompts, folder: Path, what: str) -> Iterator[tuple[Part, Stream]]:
         """Write what is not written yet after prompts to a folder, a file for each batch, then yield all texts with

@@ -20,7 +20,7 @@ from specdec.text.documents import OpenedText, TextCorpusConfig, open_text
 from specdec.text.python_sources import STDLIB, TOPICS, PythonCorpus, PythonCorpusConfig, build_corpus
 from specdec.text.writing import write_json
 from specdec.training.data_recipes import fingerprint
-from specdec.training.recipes import PythonDataConfig, StreamConfig, TextDataConfig
+from specdec.training.recipes import PythonDataConfig, TextDataConfig
 
 HELDOUT = "heldout_"  # prefix of the held-out parts in tokens.npz
 ENCODED_AT_ONCE = 4096  # documents
@@ -82,7 +82,7 @@ def load_corpus(config: PythonCorpusConfig | TextCorpusConfig, context: int, fol
         place = folder / fingerprint(config, context)[:16]
     with FileLock(place.with_suffix(".lock")):  # others wait and find it built
         if not (place / "corpus.json").exists():
-            corpus: PythonCorpus | OpenedText = text if isinstance(config, TextCorpusConfig) else build_corpus(config)
+            corpus = text if isinstance(config, TextCorpusConfig) else build_corpus(config)
             _write(corpus, config.vocabulary, context, place)
     arrays = np.load(place / "tokens.npz")
     return TokenizedCorpus(
@@ -146,9 +146,8 @@ def document_order(corpus: TokenizedCorpus, data: PythonDataConfig, seed: int) -
     rng = np.random.default_rng([seed, 1])
     sizes = np.diff(corpus.ends, prepend=0) + 1
     own, other = np.flatnonzero(corpus.in_stdlib), np.flatnonzero(~corpus.in_stdlib)
-    passes = int(np.ceil(data.stdlib_passes))
     documents, places = [], []
-    for turn in range(passes):
+    for turn in range(int(np.ceil(data.stdlib_passes))):
         u = (turn + rng.random(len(own))) / data.stdlib_passes
         chosen = u < 1.0
         documents.append(own[chosen])
@@ -188,11 +187,10 @@ def text_order(corpus: TokenizedCorpus, data: TextDataConfig, seed: int) -> np.n
 class Batches:
     """The batches of all steps, cut from the stream of ordered documents, stage by stage."""
 
-    def __init__(self, corpus: TokenizedCorpus, data: StreamConfig, seed: int) -> None:
+    def __init__(self, corpus: TokenizedCorpus, data: PythonDataConfig | TextDataConfig, seed: int) -> None:
         if isinstance(data, TextDataConfig):
             order = text_order(corpus, data, seed)
         else:
-            assert isinstance(data, PythonDataConfig)
             order = document_order(corpus, data, seed)
         starts = np.concatenate([[0], corpus.ends[:-1]])
         parts = [corpus.tokens[starts[d] : corpus.ends[d]] for d in order]

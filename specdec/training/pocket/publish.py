@@ -72,16 +72,17 @@ def publish(folders: Sequence[Path], destination: Path) -> None:
             raise UsageError(f"{folder} has no summary.json, so the training is not finished: run its command again.")
         trainings[shipped_name(summary)] = (folder, summary)
     summaries = {name: summary for name, (_, summary) in trainings.items()}
+    names = ", ".join(summaries)
     kinds = set(map(kind_of, summaries.values()))
     on_states = kinds <= {"heads", "eagle"}
-    if not on_states and set(trainings) not in ({"target", "drafter"}, {"unlikelihood"}, {"parallel"}):
+    if not on_states and set(summaries) not in ({"target", "drafter"}, {"unlikelihood"}, {"parallel"}):
         raise UsageError(
-            f"{', '.join(trainings)} do not ship together: give target and drafter, heads and feature drafters, or a "
-            "single other training."
+            f"{names} do not ship together: give target and drafter, heads and feature drafters, or a single other "
+            "training."
         )
     texts = {s["corpus_sha256"] if kinds == {"recipe"} else text_sha256(s) for s in summaries.values()}
     if len(texts) > 1 or len({summary.get("target") for summary in summaries.values()}) > 1:
-        raise UsageError(f"{', '.join(trainings)} differ in their text or target: train them on one.")
+        raise UsageError(f"{names} differ in their text or target: train them on one.")
     # The words of the card that ships, before a folder that it may lie in is made anew.
     below = "heads" if on_states else "parallel" if "parallel" in summaries else ""
     if on_states and all(summary["recipe"]["target"]["model"] == SMOLLM2 for summary in summaries.values()):

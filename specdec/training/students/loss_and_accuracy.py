@@ -69,14 +69,12 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             law = logits.log_softmax(-1)
             chosen = where.targets[part].unsqueeze(-1)
             total -= (1.0 - teacher_share) * law.gather(-1, chosen).sum(dtype=torch.float64)
-            ones = law.new_full(chosen.shape, 1.0 - teacher_share)
+            soft = None
             if teacher is not None and teacher_share > 0:
                 soft = teacher[where.laws[part]].to(law.dtype).softmax(-1)
                 total -= teacher_share * (soft * law).sum(dtype=torch.float64)
-                gradient = law.exp_().sub_(soft, alpha=teacher_share)
-            else:
-                gradient = law.exp_()
-            gradient.scatter_add_(-1, chosen, -ones)
+            gradient = law.exp_() if soft is None else law.exp_().sub_(soft, alpha=teacher_share)
+            gradient.scatter_add_(-1, chosen, law.new_full(chosen.shape, teacher_share - 1.0))
             if features_grad is not None:
                 features_grad[part] = (gradient.to(output.dtype) @ output).to(features.dtype)
             if output_grad is not None:
@@ -103,8 +101,8 @@ def chunks(count: int, width: int, device: torch.device) -> list[slice]:
 
 @torch.no_grad()
 def ranks(features: Tensor, output: Tensor, targets: Tensor) -> Tensor:
-    """Count the tokens that a head finds likelier than the right one, [N]; of equals the lower id comes first. Features
-    are [N, D], the output layer is [V, D], and targets are [N].
+    """Count the tokens that a head finds likelier than the right one [N], as `logit_ranks` does, from features [N, D],
+    the output layer [V, D] and targets [N].
     """
     found = [
         logit_ranks(logits_of(features[part], output.to(features.dtype)), targets[part])
@@ -114,7 +112,7 @@ def ranks(features: Tensor, output: Tensor, targets: Tensor) -> Tensor:
 
 
 def logit_ranks(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the same count from logits [N, V]."""
+    """Count the tokens that logits [N, V] make likelier than the right one [N]; of equals the lower id comes first."""
     right = logits.gather(-1, targets.unsqueeze(-1))
     before = torch.arange(logits.shape[-1], device=logits.device) < targets.unsqueeze(-1)
     return ((logits > right) | ((logits == right) & before)).sum(-1)

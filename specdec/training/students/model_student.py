@@ -254,7 +254,7 @@ def export_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, fol
     """Write the model in bfloat16 safetensors with its tokenizer, as `from_pretrained` reads them; return what was
     written, loaded in float32 on the model's device.
     """
-    copy = type(model)(model.config)
+    copy = type(model)(model.config)  # on the CPU, whatever room the model's device has left
     copy.load_state_dict(model.state_dict())
     copy.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

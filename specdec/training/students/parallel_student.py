@@ -60,11 +60,9 @@ class MaskRows:
         visible = (ahead >= 0) & (levels == 0) | (ahead == 0) & (levels <= levels.unsqueeze(-1))
         masks = {}
         for kind, window in windows.items():
-            seen = visible
-            if window is not None:
-                seen = visible & within(window, positions.unsqueeze(-1), positions.unsqueeze(-2))
-            masks[kind] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).unsqueeze(1)
-            masks[kind].masked_fill_(~seen.unsqueeze(1), torch.finfo(dtype).min)
+            near = window is None or within(window, positions.unsqueeze(-1), positions.unsqueeze(-2))
+            mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+            masks[kind] = mask.masked_fill_(~(visible & near), torch.finfo(dtype).min).unsqueeze(1)
         return for_model(masks)
 
 

@@ -23,7 +23,7 @@ from specdec.models.load import POCKET
 from specdec.plan.compositions import composed_parts
 from specdec.progress import LONG_S, duration, stage, tell
 from specdec.published.network_files import TrainedKind
-from specdec.sampling import SamplingConfig
+from specdec.sampling import GREEDY
 from specdec.structures import structures
 from specdec.targets.base import Target, targets
 from specdec.training.data.head_data import open_sequences
@@ -36,9 +36,6 @@ from specdec.training.students.loss_and_accuracy import HeadAccuracy, TargetScor
 logger = logging.getLogger(__name__)
 
 BACKBONE_FOLDER = "backbone"
-
-# Only the target's logits are read, before any sampling.
-_SAMPLING = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None, typical_p=None)
 
 
 class StateStudent(SequenceStudent):
@@ -303,7 +300,7 @@ def load_target(values: dict[str, Any], device: torch.device) -> Target:
     """Load the target of a recipe to the device of this process. One sentence says where that computes in another dtype
     than was asked for, or slowly: the states of all training text are computed.
     """
-    target = targets.build({**values, "device": str(device)}, sampling=_SAMPLING)
+    target = targets.build({**values, "device": str(device)}, sampling=GREEDY)  # only logits are read
     arithmetic = ARITHMETIC.get(target.model)
     if arithmetic is not None and arithmetic.sentence:
         logger.info("The target's states: %s", arithmetic.sentence)

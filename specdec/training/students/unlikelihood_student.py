@@ -37,8 +37,7 @@ class UnlikelihoodStudent(AdaptedStudent):
     def __init__(self, config: UnlikelihoodTrainConfig, model: Any, tokenizer: Any, sequences: Sequences) -> None:
         super().__init__(config, model, tokenizer, sequences)
         self.ends = sorted(end_tokens_of(model))
-        # What the model writes after the beginning of a sequence, at most.
-        self.new_tokens = sequences.length - config.unlikelihood.prefix_tokens
+        self.new_tokens = sequences.length - config.unlikelihood.prefix_tokens  # written after a beginning, at most
 
     def part_losses(self, step: int) -> Iterator[Tensor]:
         tokens, scored = self.sequences.train(step).on(self.device)
