@@ -1,6 +1,5 @@
-"""The typed configuration: `RunConfig` mirrors `conf/config.yaml`, and one strict pass checks all of it.
-
-Values live in YAML, types and bounds here and beside each registered class. Imports neither torch nor MLflow.
+"""The typed configuration: `RunConfig` mirrors `conf/config.yaml`, and one strict pass checks all of it. Values live in
+YAML, types and bounds here and beside each registered class. Imports neither torch nor MLflow.
 """
 
 import json
@@ -206,8 +205,7 @@ def validated(config_type: type[T], values: Mapping[str, Any], where: str = "", 
     bound of the first fault.
     """
     try:
-        # As JSON, because strict validation accepts mappings for dataclasses only there. Every YAML value has a JSON
-        # form.
+        # As JSON: strict validation takes mappings for dataclasses only there, and every YAML value has a JSON form.
         return TypeAdapter(config_type).validate_json(json.dumps(dict(values)))
     except ValidationError as error:
         raise UsageError(_sentence(error, config_type, where, source)) from None

@@ -1,8 +1,5 @@
 """`python -m specdec.explain FILE...`: why a server does not gain from speculation: the account of its load tests, and
 the load at which to switch it off.
-
-No Hydra task: nothing is configured, and nothing is run but servers that the command line names. Imports stay light, so
-`--help` and a bad option answer at once.
 """
 
 import argparse

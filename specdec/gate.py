@@ -1,6 +1,6 @@
 """`python -m specdec.gate BASELINE CANDIDATE...`: did acceptance or speed get worse? Exit code 8 where it did, for CI.
 
-No Hydra task: nothing is configured, nothing is run. Imports stay light, so `--help` and a bad option answer at once.
+No Hydra task: imports stay light.
 """
 
 import argparse

@@ -61,9 +61,8 @@ def duration(seconds: float) -> str:
 
 
 class Stage:
-    """A stage of a command that is under way: how far it has come, and how long the rest takes. It has `total` steps,
-    None where that is not known, of which some are `done`. It is `expected` to take so many seconds, None where nothing
-    is known, for as long as no step shows how long one takes.
+    """A stage of a command that is under way. It has `total` steps, None where that is not known, of which some are
+    `done`; until one shows how long it takes, the stage is `expected` to take so many seconds, None for unknown.
     """
 
     figures = ""  # what else is said of it as it goes on, in words
@@ -203,9 +202,7 @@ def _watched() -> Iterator[None]:
 
 
 def speak() -> None:
-    """Print how far the innermost stage has come if nothing was said for long; and the one around it that has steps,
-    such as the drafters of a study whose calls are compiled one after another.
-    """
+    """Print, after a long silence, how far the innermost stage has come, and the one around it if that has steps."""
     if _open and now() - _spoke >= LINE_S:
         *around, innermost = _open
         said = [innermost, *[each for each in around[-1:] if each.total]]

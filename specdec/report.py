@@ -1,7 +1,5 @@
 """`python -m specdec.report RUN...`: one self-contained HTML and a Markdown report of runs and studies, or of what
 others publish.
-
-No Hydra task: nothing is configured, nothing is run. Imports stay light, so `--help` and a bad option answer at once.
 """
 
 import argparse
@@ -111,7 +109,7 @@ def _write(options: argparse.Namespace, under_way: Stage) -> tuple[Path, Path]:
     from specdec.analysis.study_sets import study_chapters
 
     chapters: list[Chapter] = []
-    how = "measured"
+    title = "Speculative decoding: foreign results"
     if options.runs:
         folders = [path.parent for name in options.runs for path in Path(name).rglob(STATUS_FILE)]
         for folder in filter(unsettled, folders):
@@ -120,7 +118,7 @@ def _write(options: argparse.Namespace, under_way: Stage) -> tuple[Path, Path]:
             settle(folder)
         runs, studies, notes = find_runs(options.runs, options.tracking_uri)
         simulated = [*(run.simulated for run in runs), *(study.about.simulated for study in studies)]
-        how = "simulated" if all(simulated) else "measured"
+        title = f"Speculative decoding: {'simulated' if all(simulated) else 'measured'}, explained"
         under_way.total, under_way.expected = len(runs) + 1, _A_RUN_S * max(len(runs), 1)  # and the page
         under_way.announce()
         chapters += run_chapters(runs, notes, under_way.advance) if runs else []
@@ -146,11 +144,10 @@ def _write(options: argparse.Namespace, under_way: Stage) -> tuple[Path, Path]:
             kinds = {kind_of(Path(file)) if kind == "auto" else kind for kind, file in others}
             times = answer_times if "llama_server" in kinds else spec_bench_times
             baseline = times(options.baseline, options.skip_bad)
-        bonus = None if options.bonus is None else options.bonus == "included"
-        choices = ImportChoices(options.gamma, bonus, options.field, options.skip_bad)
         if others:
+            bonus = None if options.bonus is None else options.bonus == "included"
+            choices = ImportChoices(options.gamma, bonus, options.field, options.skip_bad)
             chapters += run_chapters(convert(others, choices, options.out / "imported", baseline))
-    title = f"Speculative decoding: {how}, explained" if options.runs else "Speculative decoding: foreign results"
     try:
         return write_report(options.out, title, chapters)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:

@@ -54,15 +54,12 @@ def metrics_of(found: Any) -> Mapping[str, float]:
     """Return the metrics of findings, or of a kept run; NotLossless where outputs are not the target's own."""
     if found.refuted:
         raise NotLossless(found.refuted)
-    metrics: Mapping[str, float] = found.metrics
-    return metrics
+    return found.metrics
 
 
 def main() -> None:
-    """Run the command: the console entry point.
-
-    What a rank that follows prints is dropped, and the folder that it would write to is a temporary one. Its faults are
-    printed if it is still there a few seconds later: then they are its own.
+    """Run the command: the console entry point. What a rank that follows prints is dropped, and its folder is a
+    temporary one. Its faults are printed if it is still there a few seconds later: they are its own.
     """
     if ranks.rank() == 0:
         cli.main("config", task)

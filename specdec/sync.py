@@ -1,7 +1,4 @@
-"""`python -m specdec.sync [FOLDER...]`: upload runs to MLflow that a store missed, from the files in their folders.
-
-No Hydra task: nothing is configured, nothing is run. Imports stay light, so `--help` and a bad option answer at once.
-"""
+"""`python -m specdec.sync [FOLDER...]`: upload runs to MLflow that a store missed, from the files in their folders."""
 
 import argparse
 from pathlib import Path
@@ -30,15 +27,13 @@ def main() -> None:
     """Upload what is missing, and print a line for each folder that was not complete: the console entry point."""
     options = parser().parse_args()
     folders = run_folders(options.folders) if options.folders else logged_folders([Path("outputs"), Path("multirun")])
-    complete, others = 0, 0
+    outcomes = []
     for each in upload(folders, options.tracking_uri, options.experiment):
-        if each.done == "complete":
-            complete += 1
-            continue
-        others += 1
+        outcomes.append(each.done)
         said = "still running, left alone" if each.done == "running" else f"uploaded to {each.store}, run {each.run_id}"
-        print(f"{each.folder}: {said}", flush=True)
-    print(f"{complete} of {complete + others} runs were complete already.")
+        if each.done != "complete":
+            print(f"{each.folder}: {said}", flush=True)
+    print(f"{outcomes.count('complete')} of {len(outcomes)} runs were complete already.")
 
 
 if __name__ == "__main__":

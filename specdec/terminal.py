@@ -1,6 +1,5 @@
-"""Prints what a run found: the summary table, its notes, where to look next, and the traces of a few generations.
-
-Text of a model is only ever data here: it is never read as markup, and its control characters are shown as glyphs.
+"""Prints what a run found: the summary table, its notes, where to look next, and the traces of a few generations. Text
+of a model is never read as markup, and its control characters are shown as glyphs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,14 +34,11 @@ _COLUMNS = {  # metric: its heading, which folds where a terminal is narrow, and
 _WITHOUT_BOUNDS = ("alpha.mle", "speedup.end_to_end")
 
 
-def show_run(
-    found: RunFindings, console: Console, folder: Path, links: Mapping[str, str], told: Sequence[str] = ()
-) -> None:
-    """Print the summary table, the sentences that close a run, and where to look next (`links`, by name); with `-v` all
-    notes instead, but those that were `told` before.
+def show_run(found: RunFindings, console: Console, folder: Path, tracked: TrackedRun, told: Sequence[str] = ()) -> None:
+    """Print the summary table, the sentences that close a run, and where to look next, also in MLflow; with `-v` all
+    notes instead, but those that were `told` before, and the addresses of MLflow's pages.
     """
-    alpha = found.metrics.get("account/alpha", float("nan"))
-    alpha_of = "each drafter's alpha" if found.beside else f"alpha {alpha:.3f}"
+    alpha_of = "each drafter's alpha" if found.beside else f"alpha {found.metrics.get('account/alpha', nan):.3f}"
     measured = "Simulated time: recorded text" if found.facts.simulated else "Measured"
     lines = summary_lines(found)
     signs = {  # what stands in the table: its meaning
@@ -60,19 +56,14 @@ def show_run(
     print_table(console, lines, title, caption + told_apart)
     notes = [*found.reasons, *(n for n in found.notes if n not in told)] if verbose() else found.closing
     print_lines(console, *notes)
-    print_links(console, {"results": from_here(folder), **links})
+    overlay = tracked.overlay("curve/tokens_per_round") if verbose() else ""
+    print_links(console, {"results": from_here(folder), "browse": tracked.shown_link, "overlay": overlay})
 
 
 def from_here(path: Path) -> str:
     """Return a path as short as it can be given in the working directory; with `-v` the whole of it."""
     here = Path.cwd()
     return str(path if verbose() or not path.is_relative_to(here) else path.relative_to(here))
-
-
-def run_links(tracked: TrackedRun) -> dict[str, str]:
-    """Return where a run can be seen in MLflow: a short command, with `-v` the addresses of its pages."""
-    overlay = tracked.overlay("curve/tokens_per_round") if verbose() else ""
-    return {"browse": tracked.shown_link, "overlay": overlay}
 
 
 def summary_lines(found: RunFindings) -> list[list[str]]:
@@ -168,11 +159,10 @@ def terminal_lines(trace: Trace, width: int = 100) -> Iterator[Text]:
             text.append(f" (+{line.unused})", style="dim")
         if line.end:
             text.append(" " + ENDS.get(line.end, line.end), style="dim")
-        excess, dropped, start = cell_len(text.plain) - (width - cell_len(lead)), 0, 0
-        while excess > 0 and dropped < excess + 1 and start < len(text):  # one cell more, for the ellipsis
-            dropped += cell_len(text.plain[start])
-            start += 1
-        if excess > 0:
+        room, start = width - cell_len(lead), 0
+        if cell_len(text.plain) > room:
+            while cell_len(text.plain[start:]) >= room and start < len(text):  # one cell less, for the ellipsis
+                start += 1
             text = Text().append("…", style="dim").append_text(text[start:])
         yield Text().append(lead, style="dim").append_text(text)
 

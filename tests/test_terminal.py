@@ -3,6 +3,7 @@
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,8 +40,8 @@ def findings(arms: list[dict[str, Any]], drafter: str = "ngram", **more: Any) ->
 
 
 def printed(found: RunFindings, width: int, told: tuple[str, ...] = ()) -> str:
-    text = io.StringIO()
-    show_run(found, Console(file=text, width=width), Path.cwd() / "folder", {"browse": "COMMAND"}, told)
+    text, tracked = io.StringIO(), SimpleNamespace(shown_link="COMMAND", overlay=lambda key: "")
+    show_run(found, Console(file=text, width=width), Path.cwd() / "folder", tracked, told)
     return text.getvalue()
 
 

@@ -1,6 +1,5 @@
-"""Runs a Hydra task as a command: a fault is one sentence without traceback, and sets the exit code.
-
-Knows Hydra; knows nothing of decoding. Imports stay light, so `--help` and a bad name answer at once.
+"""Runs a Hydra task as a command: a fault is one sentence without traceback, and sets the exit code. Knows nothing of
+decoding. Imports stay light, so `--help` and a bad name answer at once.
 """
 
 import gc
@@ -86,10 +85,8 @@ def refuse_targets(values: Any, where: str = "") -> None:
 
 
 def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, float] | None]) -> None:
-    """Compose `config_name`, call `task` with plain resolved values, and end the process with the right exit code.
-
-    With `-m` the task runs once for each cell; the metrics that it returns (`speedup`, `tokens_per_round`) fill the
-    sweep's table.
+    """Compose `config_name`, call `task` with plain resolved values, and end the process with the right exit code. With
+    `-m` the task runs once for each cell; the metrics that it returns fill the sweep's table.
     """
     begun = False
     for name in STORE_NAMES:
@@ -188,10 +185,8 @@ def output_dir() -> Path:
 
 
 def earlier_runs() -> EarlierRuns | None:
-    """Return where runs may stand that this run, or this cell of a sweep, goes on with (call inside a Hydra task).
-
-    A run looks beside its own folder, where all runs stand, unless the command line names the folder; a cell in the
-    sweep that is resumed.
+    """Return where runs may stand that this one goes on with (call inside a Hydra task): beside its own folder, unless
+    the command line names the folder; for a cell, in the sweep that is resumed.
     """
     if sweep.in_cell():
         resumed = sweep.shared()["resumed"]

@@ -1,6 +1,4 @@
-"""Turns whatever can end a command into one sentence and an exit code, and a bad command line likewise. Knows argparse,
-and the errors of Hydra and YAML; imports stay light.
-"""
+"""Turns whatever can end a command into one sentence and an exit code, a bad command line too; imports stay light."""
 
 import argparse
 import errno
@@ -74,16 +72,14 @@ def not_begun(error: BaseException) -> tuple[str, int]:
     """
     if isinstance(error, OSError):
         folder = _plain(f" {error.filename}") if error.filename else ""
-        return (
+        sentence = (
             f"The output folder{folder} cannot be made or written ({error.strerror or _one_line(error)}): run specdec "
-            "where you may write, or name another folder with hydra.run.dir=FOLDER (hydra.sweep.dir with -m).",
-            UsageError.exit_code,
+            "where you may write, or name another folder with hydra.run.dir=FOLDER (hydra.sweep.dir with -m)."
         )
-    why = _plain(f"{type(error).__name__}: {_one_line(error)}")[:300].rstrip(".")
-    return (
-        f"The command line cannot be composed ({why}): write a group as GROUP=NAME and a value as KEY=VALUE.",
-        UsageError.exit_code,
-    )
+    else:
+        why = _plain(f"{type(error).__name__}: {_one_line(error)}")[:300].rstrip(".")
+        sentence = f"The command line cannot be composed ({why}): write a group as GROUP=NAME and a value as KEY=VALUE."
+    return sentence, UsageError.exit_code
 
 
 def _composition_sentence(error: Exception) -> str:
@@ -111,12 +107,10 @@ def _composition_sentence(error: Exception) -> str:
         owner = f"{group} {choice!r}" if choice else group
         return f"Unknown key {key}: {owner} has the keys {', '.join(keys) or '(none)'}."
     text = _one_line(cause or error)
-    several = re.match(r"Ambiguous value for argument '([^=']+)=([^']*)'", text)
-    if several:
+    if several := re.match(r"Ambiguous value for argument '([^=']+)=([^']*)'", text):
         key, values = several.groups()
         return f"{key} has several values: add -m to sweep over them, or write [{values}] for a list."
-    twice = re.match(r"Multiple values for ([^\s.]+)\.", text)
-    if twice:
+    if twice := re.match(r"Multiple values for ([^\s.]+)\.", text):
         return f"{twice[1]} is chosen twice: if it has a default, write {twice[1]}=NAME without the plus."
     return text
 
@@ -128,7 +122,9 @@ def _one_line(error: BaseException) -> str:
 
 
 class OneSentence(argparse.ArgumentParser):
-    """An argument parser that answers a bad command line with one sentence and exit code 2."""
+    """An argument parser that answers a bad command line with one sentence and exit code 2, for commands that are no
+    Hydra tasks. Their imports stay light, so that `--help` and a bad option are answered at once.
+    """
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}: see `{self.prog} --help`.")

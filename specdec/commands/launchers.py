@@ -1,7 +1,6 @@
 """Launchers that start cells in other processes: a cell whose process dies costs a sweep that cell, and no other.
-
-joblib's pool dies with its first worker, and submitit and ray report the first dead cell while others still run. Here
-the cells that were lost are launched again, or each is waited for on its own. Knows Hydra; nothing of decoding.
+joblib's pool dies with its first worker, and submitit and ray report the first dead cell while others still run: here
+lost cells are launched again, or each is waited for on its own. Knows Hydra; nothing of decoding.
 """
 
 import json
@@ -158,11 +157,9 @@ def stop_cells(folder: Path) -> None:
 
 
 def claim_gpu() -> None:
-    """Take one of the GPUs of `SPECDEC_GPUS` for this process alone; wait for one while all are taken. A worker that
-    runs several cells keeps its GPU: CUDA reads `CUDA_VISIBLE_DEVICES` once.
-    """
+    """Take one of the GPUs of `SPECDEC_GPUS` for this process alone, while it lives; wait while all are taken."""
     names = [name for name in re.split(r"[,:\s]+", os.environ.get(GPUS, "")) if name]
-    if not names or _claimed:
+    if not names or _claimed:  # CUDA reads the variable below once: a worker keeps its GPU
         return
     user = os.getuid() if hasattr(os, "getuid") else 0
     while True:

@@ -134,8 +134,8 @@ _launched: Sweep | None = None
 
 def open_sweep(config: DictConfig) -> tuple[Path, SweepRecord, FileLock]:
     """Choose and lock the folder of the sweep that begins or goes on, write its record and what its cells share, and
-    make Hydra write there, in this process and in those of its launcher, wherever they start. Raises UsageError: the
-    folder holds a finished sweep or another one; there is no sweep to resume; other code.
+    make Hydra write there, in this process and in those of its launcher. Raises UsageError: the folder holds a finished
+    sweep or another one; there is no sweep to resume; other code.
     """
     overrides = [each for each in config.hydra.overrides.task if not each.lstrip("+").startswith("resume=")]
     now = SweepRecord(overrides, __version__, code_hash(), "running")
@@ -180,9 +180,7 @@ def shared() -> dict[str, Any]:
 
 
 def _resumed(resume: str, own: Path, named: bool, now: SweepRecord) -> Path | None:
-    """Return the folder of the sweep that goes on, None for a new one; `named` if the command line named the sweep's
-    `own` folder.
-    """
+    """Return the folder of the sweep that goes on, None for a new one; `named` if the command line named `own`."""
     standing = SweepRecord.read(own)
     if resume not in (AUTO, NEVER):
         folder = Path(resume).resolve()
@@ -207,9 +205,8 @@ def _resumed(resume: str, own: Path, named: bool, now: SweepRecord) -> Path | No
             return None  # the newest counts: who repeats a finished sweep wants a new one
         if before.code == now.code:
             return path.parent
-        said = f"A new sweep: the unfinished one in {path.parent} was begun by other code."
-        print(said, file=sys.stderr)
-        return None
+        print(f"A new sweep: the unfinished one in {path.parent} was begun by other code.", file=sys.stderr)
+        break
     return None
 
 

@@ -1,7 +1,4 @@
-"""Earlier runs, as a command tells of them: where they may be found, and the figures of one that is kept.
-
-Light, because sweeps read it before anything heavy is imported.
-"""
+"""Earlier runs as a command tells of them; light, because sweeps read it before anything heavy is imported."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

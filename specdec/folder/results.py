@@ -93,9 +93,8 @@ def _prompts_of(part: Path) -> Iterator[DonePrompt]:
 
 
 def _lines_in_order(parts: Sequence[Path]) -> list[tuple[Path, slice, slice]]:
-    """Return what the joined tables are made of, in the order of the prompts: for each the part-file, and the lines of
-    its rounds and of its generations there. A prompt that failed stands last, and not at all where it was decoded
-    again.
+    """Return for each prompt of the joined tables, in order, the part-file with the lines of its rounds and of its
+    generations. A prompt that failed stands last, and not at all where it was decoded again.
     """
     placed: dict[PromptKey, tuple[int, tuple[Path, slice, slice]]] = {}
     for part in parts:

@@ -68,7 +68,7 @@ def standing(
 def write_sittings(identity: RunIdentity, beginning: Beginning, tracked: str = "") -> None:
     """Write `config.yaml`, and `environment.json` with the run's sittings; `tracked` is this one's MLflow run."""
     *before, now = beginning.sittings
-    sittings = [*before, {**now, **({"mlflow_run": tracked} if tracked else {})}]
+    sittings = [*before, now | ({"mlflow_run": tracked} if tracked else {})]
     beginning.results.write_json("environment.json", {**identity.environment, "sittings": sittings})
     write_config(beginning.results.folder, identity.config)
 
@@ -87,7 +87,7 @@ def begun(
         folder = Path(resume)
         if not folder.is_dir():
             raise UsageError(f"Bad value resume={resume}: there is no such folder; give that of a run, or resume=auto.")
-        if not _holds_run(folder):
+        if not _holds(folder, *_LEFT_BY_RUNS):
             raise UsageError(
                 f"Bad value resume={resume}: there is no run in this folder; give the one with the run's config.yaml, "
                 "and for a sweep add -m."
@@ -127,8 +127,8 @@ def begun(
         lock.release()
 
 
-def _holds_run(folder: Path) -> bool:
-    return any((folder / name).exists() for name in _LEFT_BY_RUNS)
+def _holds(folder: Path, *names: str) -> bool:
+    return any((folder / name).exists() for name in names)
 
 
 def _finished(folder: Path) -> bool:
@@ -140,11 +140,11 @@ def _finished(folder: Path) -> bool:
 
 def _standing(folder: Path, identity: RunIdentity, resume: str, keep_finished: bool) -> Path | KeptRun | None:
     """Return the run's own folder if its run goes on, or a run that is kept; None if there is none (see `begun`)."""
-    if not _holds_run(folder):
+    if not _holds(folder, *_LEFT_BY_RUNS):
         return None
     recorded, finished = recorded_identity(folder), _finished(folder)
     if recorded is None:
-        if any((folder / name).exists() for name in (GENERATIONS, ROUNDS)):
+        if _holds(folder, GENERATIONS, ROUNDS):
             raise UsageError(f"{folder} holds a run that does not say what it measured: {_OTHER_FOLDER}.")
         return None  # killed before it began
     differ = differences(recorded, identity.environment["identity"])

@@ -31,9 +31,8 @@ _NO_MODEL = ("retrieval",)  # its `model` is an index
 
 
 def check_names(values: Mapping[str, Any]) -> None:
-    """Refuse parts of a composed configuration that are not there, and keys that the YAML of a part does not have.
-    Nothing is known of the parts of other packages, so where some are installed all is left to the registries. The
-    UsageError is that of the first unknown name or key.
+    """Refuse, by a UsageError, parts of a composed configuration that are not there, and keys that the YAML of a part
+    does not have. Where parts of other packages are installed all is left to the registries.
     """
     if not entry_points().groups.isdisjoint(GROUPS):
         return

@@ -161,10 +161,8 @@ def plan(config: RunConfig, command: Command = "run") -> Plan:
 
 def _beside(name: str, settings: DrafterSettings) -> DrafterSettings:
     """Return the values of a drafter of `measurement.drafters`: those that `specdec.run +drafter=NAME` composes, with
-    `settings` in place of single ones.
-
-    A structure or rule of another name brings the values of its own YAML. Settings that name every value stay as they
-    are, even where the YAMLs have changed since: a run's `config.yaml` runs it again.
+    `settings` in place of single ones. A structure or rule of another name brings the values of its own YAML. Settings
+    that name every value stay, even where the YAMLs have changed since: a run's `config.yaml` runs it again.
     """
     from hydra.errors import HydraException
 
@@ -203,7 +201,4 @@ def _budget(config: RunConfig) -> float | None:
     return EXAMPLE_S if usual["measurement"] and values["target"].get("model") == _EXAMPLE else None
 
 
-@cache  # to compose it takes longer than all else that happens before the parts are loaded
-def _without_arguments() -> Any:
-    """Return the configuration that Hydra composes of no arguments."""
-    return composed_config()
+_without_arguments = cache(composed_config)  # it takes longer than all else that happens before the parts are loaded

@@ -1,5 +1,4 @@
 """The wall-clock time of a run: the seconds that it may take until its last prompt is decoded, and where they went.
-
 When time runs short whole prompts are left out, for every method alike. Which ones follows from the run's seed, and
 from how many there was time for; never from what a prompt costs.
 """
@@ -67,9 +66,8 @@ class TimeBudget:
 
     @contextmanager
     def decoding(self, turns: Sequence[str], kept: bool) -> Iterator[bool]:
-        """Tell if a prompt, by the ids of all its turns, is to be decoded, and take its time. Once there was no time
-        for one there is none for any later one. One that an earlier sitting of the run has decoded, or a part of it, is
-        `kept` and never left out.
+        """Tell if a prompt, by the ids of all its turns, is to be decoded, and take its time; once there was no time
+        for one there is none for later ones. What an earlier sitting has decoded, also in part, is `kept` in any case.
         """
         spent = self.seconds is not None and self._begun_prompts >= LEAST and self.gone + self._usual > self.seconds
         if not kept and (self.left_out or spent):

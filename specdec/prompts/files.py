@@ -102,8 +102,8 @@ class FileSet(PromptSource, SetConfig, sources.SourceKeys):
         raise UsageError(f"Prompt set {self.name!r} needs a file: set prompts.path to a local one, or prompts.hub_id.")
 
     def turns(self, where: str, record: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:
-        """Return the field that a record's prompt is in, and the user's turns there; messages name file and line,
-        `where`. Raises UsageError: the record has no such field, or none that is usual; messages that are none.
+        """Return the field that a record's prompt is in, and the user's turns there; `where` is file and line. Raises
+        UsageError: the record has no such field, or none that is usual; messages that are none.
         """
         field, _ = self._layout
         if field is None:

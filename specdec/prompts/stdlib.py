@@ -1,6 +1,5 @@
-"""Prompts that every Python installation carries: held-out standard-library modules and topics.
-
-The pocket models never saw these texts (`specdec.text.python_sources`). Nothing is imported to be read.
+"""Prompts that every Python installation carries: held-out standard-library modules and topics, which the pocket models
+never saw (`specdec.text.python_sources`). Nothing is imported to be read.
 """
 
 import ast
@@ -52,9 +51,8 @@ class StdlibFunctions(PromptSource, SetConfig):
 @prompts.register("stdlib_code")
 @typed
 class StdlibCode(StdlibFunctions):
-    """Functions of held-out modules, cut in the middle of the body, with the text before them in the file.
-
-    Within a module they are ordered by the hash of their name: arbitrary, and the same in every Python version.
+    """Functions of held-out modules, cut in the middle of the body, with the text before them in the file. Within a
+    module they are ordered by the hash of their name: arbitrary, and the same in every Python version.
     """
 
     def read(self) -> SourceContent:

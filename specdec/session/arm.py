@@ -101,9 +101,9 @@ class Arm:
         known = self._has_replay if rule.lossless else rule.any_depth and self.structure.branches == 1
         if not known or self.drafter.capabilities.replay in (None, "calling"):
             return None
-        drafter = self.drafter.drafter if isinstance(self.drafter, Wrapper) else self.drafter
-        if not (isinstance(drafter, Lookup) and self.target.sampling.greedy):
-            drafter = self.drafter
+        drafter = self.drafter
+        if isinstance(drafter, Wrapper) and isinstance(drafter.drafter, Lookup) and self.target.sampling.greedy:
+            drafter = drafter.drafter
         replay = TextReplay(drafter, self.target, self.structure, text, request, reading)
         along = replay.agreement(None if rule.lossless else self.verifier)
         return {"numerator": float(along.beta.sum()), "denominator": int(along.proposed.sum())}

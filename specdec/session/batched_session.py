@@ -35,10 +35,9 @@ class BatchedSession(Session):
         self._failed: NumericsError | None = None
         self._first = 0  # place of the first prompt of the group at hand
         longest = len(self.parts.longest_prompt.tokens) + self.parts.limit
-        for arm in (*self.parts.plain, *self.parts.speculative):
+        for arm in self.parts.arms:
             target, _ = self._batched(arm)
-            rooms = [arm.target.room(each.structure.tree) for each in (*self.parts.plain, *self.parts.speculative)]
-            target.reserve(longest + max(rooms))
+            target.reserve(longest + max(arm.target.room(each.structure.tree) for each in self.parts.arms))
         self._cache = self._targets[id(self._target)]
 
     def _batched(self, arm: Arm) -> tuple[BatchTarget, BatchDrafter]:
@@ -55,7 +54,7 @@ class BatchedSession(Session):
     def warm_up(self, prompt: Prompt, tokens: int, done: Callable[[int], None] = lambda _: None) -> None:
         """Decode a little with every method, in full batches of one prompt; untimed."""
         reference: tuple[int, ...] | None = None
-        for arm in (*self.parts.plain, *self.parts.speculative):
+        for arm in self.parts.arms:
             requests = [self._asked(arm, prompt, 0, reference, tokens) for _ in range(self._slots)]
             output = self._together(arm, requests).generations[0].tokens
             reference = reference or output  # every method decodes

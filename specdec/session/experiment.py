@@ -38,7 +38,7 @@ from specdec.session.measure import CALIBRATION, measure
 from specdec.session.parts import Parts, loading, open_parts, open_tracked
 from specdec.session.workers import check_workers, divided_threads, workers_note
 from specdec.signals import raise_swallowed
-from specdec.terminal import print_trace, run_links, show_run
+from specdec.terminal import print_trace, show_run
 from specdec.text.streams import read_streams, write_streams
 from specdec.text.writing import read_json
 from specdec.tracking import writer as tracking
@@ -96,7 +96,7 @@ def run_experiment(plan: Plan, folder: Path, earlier: EarlierRuns | None = None)
 
 def check_space(folder: Path, parts: Parts) -> None:
     """Refuse, by an EnvironmentFault, a run that may write more than is free: a full disk loses its results."""
-    texts = parts.turns * (len(parts.plain) + len(parts.speculative))
+    texts = parts.turns * len(parts.arms)
     needed = texts * min(parts.limit, parts.target.context_length) * _TOKEN_BYTES + _PAGE_BYTES
     while not folder.exists():
         folder = folder.parent
@@ -157,7 +157,7 @@ def _run(
     detail(budget.stages)
     if plan.measurement.trace:
         print_trace(read_traces(folder / "traces.json"), get_console(), rounds=_TRACED_ROUNDS)
-    show_run(found, get_console(), folder, run_links(tracked), printed)
+    show_run(found, get_console(), folder, tracked, printed)
     return found
 
 
@@ -187,7 +187,7 @@ def _tell_part(folder: Path, tracked: TrackedRun) -> None:
     tracked.metrics(found.metrics)  # curves wait for the whole run: a chart would keep both
     note = f"**{status.part.capitalize()}.** {run_note(found, partial(artifact, RUN))}"
     tracked.tags({"alpha_source": found.alpha_source, "specdec.partial": status.part, NOTE: note})
-    show_run(found, get_console(), folder, run_links(tracked))
+    show_run(found, get_console(), folder, tracked)
 
 
 def opening_line(plan: Plan, *, brief: bool = False) -> str:
@@ -199,22 +199,21 @@ def opening_line(plan: Plan, *, brief: bool = False) -> str:
     limit, tokens = plan.prompts.config.limit, measurement.max_new_tokens
     many = "all prompts" if limit is None else f"at most {limit} prompts"
     times = f", {measurement.repeats} times" if measurement.repeats > 1 else ""
-    prompts = f"{many} of {plan.prompts.config.name}{times}"
+    opening = f"{names} on {_model(plan, brief)}; {many} of {plan.prompts.config.name}{times}"
     if brief:
-        within = "" if seconds is None else f" in {seconds:g} s"
-        return f"{names} on {_model(plan, brief=True)}; {prompts}{within}."
+        return f"{opening}." if seconds is None else f"{opening} in {seconds:g} s."
     length = "whole texts" if tokens is None else f"{tokens} tokens each"
-    sizes = ", ".join(str(gamma) for gamma in sorted({*measurement.gammas, structure.gamma}))
+    sizes = ", ".join(map(str, sorted({*measurement.gammas, structure.gamma})))
     depth = "gamma" if structure.name == "chain" else f"{structure.name}, depth"
-    bound = (
-        "no time budget"
-        if seconds is None
-        else f"time budget {seconds:g} s until the last prompt is decoded (measurement.budget_seconds; null: no bound)"
-    )
-    return f"{names} on {_model(plan)}; {prompts}, {length}; {depth} {sizes}; {bound}."
+    bound = "no time budget"
+    if seconds is not None:
+        bound = (
+            f"time budget {seconds:g} s until the last prompt is decoded (measurement.budget_seconds; null: no bound)"
+        )
+    return f"{opening}, {length}; {depth} {sizes}; {bound}."
 
 
-def _model(plan: Plan, brief: bool = False) -> str:
+def _model(plan: Plan, brief: bool) -> str:
     """Return the target's model with format and device, as far as its configuration has them."""
     target = plan.target_values
     if "dtype" not in target or "device" not in target:

@@ -1,6 +1,4 @@
-"""Finds out what a run is before it begins: configuration, machine, parts, and the hash that two runs of the same
-measurement share; what the analysis has to know of the parts, and in which arithmetic the models compute, and why.
-"""
+"""Finds out what a run is before it begins: its identity, and what the analysis has to know of its parts."""
 
 import hashlib
 import json
@@ -88,15 +86,12 @@ def run_name(parts: Parts, identity: RunIdentity) -> str:
     identity, so that runs that differ anywhere have different names.
     """
     beside = f" beside {', '.join(each.name for each in parts.beside)}" if parts.beside else ""
-    temperature = parts.plan.sampling.temperature
-    words = [
-        f"{parts.chosen.label} {parts.primary.structure.label}{beside}",
-        parts.prompts.name,
-        *([f"temperature {temperature:g}"] if temperature else []),
-        *([identity.tags["verifier"]] if identity.tags["verifier"] not in _USUAL_RULES else []),
-        identity.cell[:6],
-    ]
-    return ", ".join(words)
+    words = [f"{parts.chosen.label} {parts.primary.structure.label}{beside}", parts.prompts.name]
+    if temperature := parts.plan.sampling.temperature:
+        words.append(f"temperature {temperature:g}")
+    if identity.tags["verifier"] not in _USUAL_RULES:
+        words.append(identity.tags["verifier"])
+    return ", ".join([*words, identity.cell[:6]])
 
 
 def _identity(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:

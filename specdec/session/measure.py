@@ -44,9 +44,8 @@ def measure(parts: Parts, cell: str, beginning: Beginning, heartbeat: Callable[[
     measurement, target, results = parts.plan.measurement, parts.target, beginning.results
     longest = parts.longest_prompt
     known = results.read_json(CALIBRATION) if beginning.kept else {}
-    threads = known.get("threads") or settle_threads(
-        target, longest.tokens, watch_of(target.device), measurement.threads is not None
-    )
+    fixed = measurement.threads is not None
+    threads = known.get("threads") or settle_threads(target, longest.tokens, watch_of(target.device), fixed)
     torch.set_num_threads(threads["threads"])
     longest_text = min(len(longest.tokens) + parts.limit, target.context_length)
     if any(prompt.follow_ups for prompt in parts.prompts.prompts):
@@ -74,7 +73,7 @@ def measure(parts: Parts, cell: str, beginning: Beginning, heartbeat: Callable[[
         budget.lap("preparing")
         if measurement.warmup_tokens:
             shorter = "measurement.gammas=[N] or measurement.warmup_tokens=0 make it shorter"
-            methods = len(parts.plain) + len(parts.speculative) + (parts.sampled is not None)
+            methods = len(parts.arms) + (parts.sampled is not None)
             with stage("Warm up", total=methods, told=False, shorter=shorter) as under_way:
                 session.warm_up(longest, measurement.warmup_tokens, under_way.advance)
         if others.peers:
@@ -152,8 +151,7 @@ def _decoding_seconds(parts: Parts, known: Mapping[str, Any]) -> float:
     if known["grid"] is not None and known["grid"]["cells"]:  # at the pace of the widest call that was timed
         widest = max(known["grid"]["cells"], key=lambda cell: int(cell["rows"]))
         tokens = float(np.mean([len(prompt.tokens) for prompt in parts.prompts.prompts]))
-        methods = len(parts.plain) - again + len(parts.speculative)
-        prefills = methods * tokens * float(np.median(widest["seconds"])) / widest["rows"]
+        prefills = (len(parts.arms) - again) * tokens * float(np.median(widest["seconds"])) / widest["rows"]
     return calls * t1_s * parts.limit + prefills
 
 
@@ -164,7 +162,6 @@ def _decode_all(
     those that there is no time for; `known` is the content of `calibration.json`.
     """
     parts = session.parts
-    methods = len(parts.plain) + len(parts.speculative)
     expected, shorter = None, ""
     if session.group == 1 and parts.target.clock() is None:
         expected = _decoding_seconds(parts, known) * (parts.turns - len(beginning.kept)) / parts.workers
@@ -172,7 +169,7 @@ def _decode_all(
         expected = min(expected or budget.seconds, max(1.0, budget.seconds - budget.gone))
     else:
         shorter = "prompts.limit=N, measurement.gammas=[N] or measurement.budget_seconds=N make it shorter"
-    about = f"{counted(parts.turns, 'prompt')}, each by {counted(methods, 'method')} in turn"
+    about = f"{counted(parts.turns, 'prompt')}, each by {counted(len(parts.arms), 'method')} in turn"
     with stage("Decode", about, parts.turns, expected=expected, shorter=shorter) as under_way:
         under_way.go_on_from(len(beginning.kept))
         waiting = 0  # of a group that is decoded at once, and whose first prompt takes the time of all

@@ -102,6 +102,11 @@ class Parts:
         return (self.baseline, *(arm for arm in (self.null, self.original) if arm is not None))
 
     @property
+    def arms(self) -> tuple[Arm, ...]:
+        """All methods of a prompt, plain decoding first."""
+        return *self.plain, *self.speculative
+
+    @property
     def judge(self) -> Target | None:
         """The model under whose law outputs are judged; None where they are the target's own by the rules."""
         if self.original is not None:
@@ -139,9 +144,8 @@ def loading(plan: Plan) -> AbstractContextManager[Stage]:
     names = dict.fromkeys(str(model) for model in (target, drafter, plan.measurement.original) if model)
     folders = [Path(model_path(name)) for name in names]
     weights = sum(file.stat().st_size for folder in folders for file in folder.glob("*.safetensors"))
-    expected = weights / _BYTES_A_SECOND + sum(
-        file.stat().st_size / _GGUF_BYTES_A_SECOND for file in folders if is_gguf(str(file)) and file.is_file()
-    )
+    packed = sum(file.stat().st_size for file in folders if is_gguf(str(file)) and file.is_file())
+    expected = weights / _BYTES_A_SECOND + packed / _GGUF_BYTES_A_SECOND
     about = " and ".join(names) or "parts and prompts"
     # A download from the hub draws a bar of its own.
     return stage("Load", about, bar=all(map(Path.exists, folders)), expected=expected or None)
@@ -151,15 +155,13 @@ def open_tracked(plan: Plan) -> Parts:
     """Open the parts of a run that is tracked. A store that is there is looked at before models are loaded; a new one
     is made afterwards, so that a refusal (UsageError: the first thing that is wrong with either) leaves none.
     """
-    here, found = Path.cwd(), False
-    if plan.tracking.enabled:
-        store = locate(plan.tracking.uri, here)
-        found = store.database is None or store.database.is_file()
-    if found:
+    here = Path.cwd()
+    database = locate(plan.tracking.uri, here).database if plan.tracking.enabled else None
+    if database is None or database.is_file():
         check_store(plan.tracking, here)
+        return open_parts(plan)
     parts = open_parts(plan)
-    if not found:
-        check_store(plan.tracking, here)
+    check_store(plan.tracking, here)
     return parts
 
 
@@ -181,9 +183,8 @@ def open_parts(plan: Plan, threads: int | None = None) -> Parts:
     simulated = target.clock() is not None
     facts = {"recorded": isinstance(target, Replay), "simulated": simulated, "opened": target, "original": original}
     check("parts", plan.case(**facts))
-    if measurement.max_new_tokens is not None:
-        limit = measurement.max_new_tokens
-    else:
+    limit = measurement.max_new_tokens
+    if limit is None:
         assert isinstance(target, Replay)  # no other target knows where its texts end
         limit = target.longest
     prompts = load_prompts(
@@ -208,8 +209,8 @@ def open_parts(plan: Plan, threads: int | None = None) -> Parts:
     chosen = made[0].primary
     baseline = replace(chosen, method=BASELINE, drafter=NoDrafter(), structure=chosen.structure.resized(0))
     walked = all(walks(target, each.drafter) for each in made)
-    asked = measurement.null
-    control = not simulated if asked == "auto" else asked
+    auto = measurement.null == "auto"
+    control = not simulated if auto else measurement.null
     sampled = None if walked else _sampled_pair(plan, baseline, chosen)
     arms = tuple(arm for each in made for arm in each.arms)
     return Parts(
@@ -223,7 +224,7 @@ def open_parts(plan: Plan, threads: int | None = None) -> Parts:
         sampled=sampled,
         original=None if original is None else replace(baseline, method=ORIGINAL, target=original),
         null=replace(baseline, method=NULL) if control else None,
-        control_every=_control_every(arms, original is not None, sampled) if asked == "auto" else 1,
+        control_every=_control_every(arms, original is not None, sampled) if auto else 1,
         walks=walked,
     )
 

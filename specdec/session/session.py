@@ -183,9 +183,9 @@ class Session:
     def decode_conversation(
         self, conversation: Conversation, kept: Kept, answers: Answers, advance: Callable[[bool], None]
     ) -> None:
-        """Decode the turns of a prompt, except for those that are kept. To be called in the order of the run: drafters
-        remember a kept turn as if it had just been decoded, and simulated time goes on from where it ended. This
-        prompt's `answers` join those of earlier repeats; `advance` is called after every turn, False for a kept one.
+        """Decode the turns of a prompt, but those that are kept: drafters remember them as if just decoded, and
+        simulated time goes on from where they ended. To be called in the order of the run. This prompt's `answers` join
+        those of earlier repeats; `advance` is called after every turn, False for a kept one.
         """
         turns = self.parts.prompts.turns(conversation.prompt, answers)
         for place, turn in enumerate(turns, conversation.place):
@@ -212,7 +212,7 @@ class Session:
     def _order(self, dice: random.Random, place: int) -> list[Arm]:
         """Return the arms that decode the prompt at a place of the run, in random order: all, but for the control."""
         parts = self.parts
-        order = [*parts.plain, *parts.speculative]
+        order = list(parts.arms)
         every = min(parts.control_every, -(-parts.turns // self.group))  # in a short run once, at its end
         if (place // self.group + 1) % every:
             order = [arm for arm in order if arm is not parts.null]
@@ -258,8 +258,7 @@ class Session:
         self, arm: Arm, prompt: Prompt, repeat: int, reference: tuple[int, ...] | None, limit: int | None = None
     ) -> Generation:
         request = self._asked(arm, prompt, repeat, reference, limit)
-        plain = any(arm is other for other in self.parts.plain)
-        if self.parts.plan.forced and not plain:
+        if self.parts.plan.forced and not any(arm is plain for plain in self.parts.plain):
             assert reference is not None
             arm = replace(arm, target=Forced(arm.target, reference))
         return arm.decode(request, self.clock)
@@ -278,7 +277,7 @@ class Session:
         lines: list[dict[str, Any]] = []
         judge = self.parts.judge
         read = cache(self.parts.read)  # outputs: mostly the same one by every method
-        for arm in (*self.parts.plain, *self.parts.speculative):
+        for arm in self.parts.arms:
             generation = done.get(id(arm))
             if generation is None:
                 continue

@@ -57,8 +57,8 @@ def check_workers(parts: Parts) -> None:
 @contextmanager
 def divided_threads(parts: Parts) -> Iterator[None]:
     """Compute on a worker's share of the threads: what is calibrated here is compared with what the workers do."""
-    before, workers = torch.get_num_threads(), parts.workers
-    torch.set_num_threads(max(1, before // workers))
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, before // parts.workers))
     try:
         yield
     finally:
@@ -67,14 +67,13 @@ def divided_threads(parts: Parts) -> Iterator[None]:
 
 def workers_note(parts: Parts) -> list[str]:
     """Return what a reader of times has to know of workers; to be called when the threads are divided."""
-    workers = parts.workers
-    if workers == 1:
+    if parts.workers == 1:
         return []
     where = "on a GPU each" if parts.target.device.type == "cuda" else f"with {torch.get_num_threads()} threads each"
     return [
-        f"Decoded by {workers} workers, {where}. They share the machine and disturb one another, so that times are "
-        "longer and less even than those of one process; all methods of a prompt are timed in one worker, one after "
-        "another. The calibration was measured before they began, alone."
+        f"Decoded by {parts.workers} workers, {where}. They share the machine and disturb one another, so that "
+        "times are longer and less even than those of one process; all methods of a prompt are timed in one worker, "
+        "one after another. The calibration was measured before they began, alone."
     ]
 
 
@@ -132,8 +131,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self._name = f"Worker {number} of {parts.workers}"
         self.pipe, theirs = context.Pipe()
-        share = number, parts.plan, folder, cell, torch.get_num_threads()
-        self._process = context.Process(target=_work, args=(theirs, *share))
+        given = theirs, number, parts.plan, folder, cell, torch.get_num_threads()
+        self._process = context.Process(target=_work, args=given)
         self._process.start()
         theirs.close()  # so that the pipe ends with the process
         self.prompts: list[str] = []  # ids of those that it has finished
@@ -154,8 +153,7 @@ class _Worker:
         if isinstance(answer, Exception):
             raise answer
         self.prompts.append(self.at_hand.prompt.id)
-        decoded: tuple[list[bool], Answers] = answer
-        return decoded
+        return answer
 
     def close(self) -> None:
         """Have the process write what still waits for its next prompt, and end; EnvironmentFault where it died."""

@@ -1,7 +1,5 @@
-"""Finds the MLflow store and makes it ready: file, schema, experiment. `tracking.writer` writes the runs.
-
-Every fault is a UsageError with its remedy, because all of this happens before any decoding. MLflow is imported inside
-functions, because the import takes over a second.
+"""Finds the MLflow store and makes it ready: file, schema, experiment. Every fault is a UsageError with its remedy,
+because all of this happens before any decoding. MLflow is imported inside functions: that takes over a second.
 """
 
 import calendar
@@ -124,12 +122,11 @@ def locked(store: Store) -> Iterator[None]:
         path = Path(tempfile.gettempdir()) / f"specdec-{os.getuid() if hasattr(os, 'getuid') else 0}-{name}.lock"
     else:
         path = store.database.parent / f".{store.database.name}.lock"
-    lock = FileLock(path, timeout=300)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        held = lock.acquire()
+        held = FileLock(path, timeout=300).acquire()
     except Timeout:
-        raise UsageError(f"Another process has held {lock.lock_file} for five minutes: end it and try again.") from None
+        raise UsageError(f"Another process has held {path} for five minutes: end it and try again.") from None
     except OSError as error:
         raise UsageError(
             f"The tracking database {store.database or store.shown} cannot be written ({error.strerror}): "
@@ -250,18 +247,17 @@ def check_file(store: Store) -> bool:
         return True
     if not database.exists():
         return False
+    said = f"The tracking database {database}"
     if not database.is_file():
-        raise UsageError(f"The tracking database {database} is not a file: {remedy}.")
+        raise UsageError(f"{said} is not a file: {remedy}.")
     if not os.access(database, os.R_OK | os.W_OK):
-        raise UsageError(f"The tracking database {database} cannot be read and written: {remedy}.")
+        raise UsageError(f"{said} cannot be read and written: {remedy}.")
     if not os.access(database.parent, os.W_OK | os.X_OK):  # SQLite keeps its journal beside the file
-        raise UsageError(
-            f"The tracking database {database} cannot be written, because its folder cannot: run specdec where you may "
-            f"write, or {ELSEWHERE}."
-        )
+        where = f"run specdec where you may write, or {ELSEWHERE}"
+        raise UsageError(f"{said} cannot be written, because its folder cannot: {where}.")
     with database.open("rb") as file:
         if file.read(16) not in (b"", b"SQLite format 3\0"):
-            raise UsageError(f"The tracking database {database} is not an MLflow database: {remedy}.")
+            raise UsageError(f"{said} is not an MLflow database: {remedy}.")
     # mode=rw, not ro: after a kill SQLite must roll the journal back before it can read.
     connection = sqlite3.connect(f"file:{quote(str(database))}?mode=rw", uri=True, timeout=20)
     try:
@@ -269,10 +265,10 @@ def check_file(store: Store) -> bool:
         if not tables:
             return False
         if not {"alembic_version", "experiments", "runs"} <= tables:
-            raise UsageError(f"The tracking database {database} is not an MLflow database: {remedy}.")
+            raise UsageError(f"{said} is not an MLflow database: {remedy}.")
         row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     except sqlite3.DatabaseError as error:
-        raise UsageError(f"The tracking database {database} cannot be used ({error}): {remedy}.") from None
+        raise UsageError(f"{said} cannot be used ({error}): {remedy}.") from None
     finally:
         connection.close()
     quieten()
@@ -281,9 +277,9 @@ def check_file(store: Store) -> bool:
     revision, head = str(row[0]) if row else "unknown", _get_latest_schema_revision()
     if revision != head:
         raise UsageError(
-            f"The tracking database {database} has the schema of another MLflow version "
-            f"({revision}, not {head}): back it up and run `mlflow db upgrade {shlex.quote(store.uri)}`; "
-            f"if the file is the newer one, upgrade MLflow; or {ELSEWHERE}."
+            f"{said} has the schema of another MLflow version ({revision}, not {head}): back it up and run "
+            f"`mlflow db upgrade {shlex.quote(store.uri)}`; if the file is the newer one, upgrade MLflow; "
+            f"or {ELSEWHERE}."
         )
     return True
 
@@ -303,8 +299,8 @@ def reap(client: Any, experiment_id: str) -> None:
 
 
 def alive(tags: Mapping[str, str], seen: float | None = None) -> bool:
-    """Return False if the process that a run's tags name is known or presumed to be gone: on another machine by `seen`,
-    when the run was last seen alive in seconds since 1970, or by the tag of its heartbeat.
+    """Return False if the process that a run's tags name is gone, or presumed to be: on another machine by when the run
+    was last `seen`, in seconds since 1970, or by the tag of its heartbeat.
     """
     if tags.get("specdec.host") == socket.gethostname():
         return process_runs(tags.get("specdec.process", ""))

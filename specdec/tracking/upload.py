@@ -80,8 +80,7 @@ class Upload:
             sent["params"] = record.params
         if NOTE in tags:
             tags[NOTE] = tags[NOTE].replace(RUN, self.run_id).replace(EXPERIMENT, self.experiment_id)
-        changed = [RunTag(name, value) for name, value in tags.items() if sent["tags"].get(name) != value]
-        if changed:
+        if changed := [RunTag(name, value) for name, value in tags.items() if sent["tags"].get(name) != value]:
             client.log_batch(self.run_id, tags=changed)
             sent["tags"] = tags
         if record.dataset is not None and record.dataset != sent["dataset"]:

@@ -1,6 +1,4 @@
-"""Makes prompts that the target can decode from the configuration of a prompt set: its entries, rendered as tokens by
-chat template or as plain text, as many as can be used.
-"""
+"""Makes prompts in tokens of the entries of a prompt set, by chat template or as plain text, as many as can be used."""
 
 import hashlib
 import json
