@@ -1,5 +1,5 @@
 """The seconds that target=replay charges for calls which it does not run, by coefficients that were published or
-measured (`specdec.targets.base.known_costs` finds them). Imports no torch.
+measured (`specdec.targets.replay` finds them). Imports no torch.
 """
 
 from collections import defaultdict

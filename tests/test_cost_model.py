@@ -12,7 +12,7 @@ from specdec.analysis.cost.call_cost import CallCost as Fitted
 from specdec.config import config_dir
 from specdec.cost_model import DraftCost, SimulatedCost
 from specdec.errors import UsageError
-from specdec.targets.base.known_costs import cost_of_run, load_cost
+from specdec.targets.replay import cost_of_run, load_cost
 from specdec.theory.roofline import Product
 
 CONF = Path(config_dir()) / "cost"

@@ -19,7 +19,6 @@ _INSTRUCTIONS = {
 # oneDNN, which makes torch's products in these formats, may be told to leave instructions unused. What it may use at
 # most has such a name; names that hold one of these parts allow the format, all others (AVX2, AVX512_CORE) forbid it.
 _LIMIT_NAMES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-_NO_LIMIT = ("", "DEFAULT", "ALL")
 _ALLOWED = {torch.bfloat16: ("BF16", "FP16", "AMX", "AVX10"), torch.float16: ("FP16", "AVX10")}
 
 
@@ -33,7 +32,7 @@ def computes_natively(dtype: torch.dtype, device: torch.device) -> bool:
         return True  # of other accelerators nothing is known
     able = torch.cpu.get_capabilities()
     limit = next((os.environ[name].upper() for name in _LIMIT_NAMES if os.environ.get(name)), "")
-    allowed = limit in _NO_LIMIT or any(part in limit for part in _ALLOWED[dtype])
+    allowed = limit in ("", "DEFAULT", "ALL") or any(part in limit for part in _ALLOWED[dtype])
     return allowed and any(able.get(instruction, False) for instruction in _INSTRUCTIONS[dtype])
 
 
@@ -64,8 +63,8 @@ class Arithmetic:
     def as_dict(self) -> dict[str, str]:
         """Return what is recorded of it beside the format that is used."""
         asked = format_name(self.asked)
-        found = {"dtype_asked": asked if self.named else f"auto ({asked})"}
-        return found | ({"dtype_reason": self.sentence} if self.sentence else {})
+        reason = {"dtype_reason": self.sentence} if self.sentence else {}
+        return {"dtype_asked": asked if self.named else f"auto ({asked})", **reason}
 
 
 def native_arithmetic(asked: torch.dtype, device: torch.device) -> Arithmetic:

@@ -18,7 +18,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -51,11 +51,8 @@ def two_queries(
 def grouped_queries(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attend with query [B, H, N, head] to key and value [B, K, S, head], without a copy of these; return
-    [B, N, H, head].
-
-    What the kernel cannot do in this way goes to `sdpa` of transformers: no mask, a bias by position, a layer without
-    shared heads.
+    """Attend with query [B, H, N, head] to key and value [B, K, S, head], not copied; return [B, N, H, head]. Calls
+    without a mask, with a bias by position or without shared heads go to `sdpa` of transformers.
     """
     if attention_mask is None or query.shape[1] == key.shape[1] or _biased(options):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
@@ -79,11 +76,8 @@ def grouped_queries(
 def plain_products(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attend with query [B, H, N, head] to key and value [B, K, S, head] by plain products, without a copy of these;
-    return [B, N, H, head].
-
-    More queries than a draft has, a call without a mask or with one of truth values, and a bias by position go to
-    `sdpa` of transformers.
+    """Attend as `grouped_queries` does, by plain products. More queries than a draft has, a call without a mask or with
+    one of truth values, and a bias by position go to `sdpa` of transformers.
     """
     long = query.shape[2] > _SHORT
     if attention_mask is None or not attention_mask.is_floating_point() or long or _biased(options):
@@ -91,7 +85,6 @@ def plain_products(
     batch, heads, queries, size = query.shape
     shared = key.shape[1]
     groups = heads // shared
-    scale = options.get("scaling")
     lines = query.reshape(batch * shared, groups * queries, size)
     keys = key.reshape(batch * shared, -1, size).transpose(1, 2)
     half = query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16)
@@ -99,7 +92,7 @@ def plain_products(
     scores = torch.bmm(lines, keys, out_dtype=torch.float32) if half else torch.bmm(lines, keys)
     one = attention_mask.shape[1] == 1  # for all heads
     mask = attention_mask.unsqueeze(2) if one else attention_mask.unflatten(1, (shared, groups))
-    scale = size**-0.5 if scale is None else scale
+    scale = size**-0.5 if options.get("scaling") is None else options["scaling"]
     seen = torch.add(mask, scores.view(batch, shared, groups, queries, -1), alpha=scale)
     weights = seen.softmax(-1).to(value.dtype).flatten(2, 3)  # [B, K, groups * N, S]
     found = torch.matmul(weights, value).unflatten(2, (groups, queries)).permute(0, 3, 1, 2, 4)
@@ -139,11 +132,9 @@ def asks_for_name(model: Any) -> bool:
 
 @lru_cache(maxsize=256)
 def _compares(module: str) -> bool:
-    try:
-        source = inspect.getsource(sys.modules[module])
-    except (OSError, TypeError):
-        return False
-    return bool(re.search(r"_attn_implementation (==|!=|in|not in) .*sdpa", source))
+    with suppress(OSError, TypeError):
+        return bool(re.search(r"_attn_implementation (==|!=|in|not in) .*sdpa", inspect.getsource(sys.modules[module])))
+    return False
 
 
 def switch_attention(model: Any, name: str, function: Callable[..., tuple[Tensor, None]]) -> None:

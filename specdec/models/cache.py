@@ -111,23 +111,18 @@ class KVCache(Cache):
     """The cache of one text, in one copy or in several that a batch continues in different ways.
 
     Between rounds all copies in use hold the same; a batch makes them differ, and `commit` makes them equal again.
-
-    Attributes:
-        capacity: number of slots of each copy.
-        allocated: number of copies that the buffers have room for.
-        copies: number of copies that the present text uses.
-        indexers: the keys of each layer by which sparse attention chooses what it reads (DeepSeek-V3.2), where it has
-            such: slots with the same numbers and lengths as its own.
-        over: the cache whose slots this one shares (see `shared`); None where they are its own.
     """
 
-    over: "KVCache | None" = None
+    over: "KVCache | None" = None  # whose slots this one shares (see `shared`); None: they are its own
 
     def __init__(self, layers: int, capacity: int, copies: int = 1) -> None:
         super().__init__(layers=[PreallocatedLayer(capacity, copies) for _ in range(layers)])
+        # Keys of each layer by which sparse attention chooses what it reads (DeepSeek-V3.2), where it has such: slots
+        # with the same numbers and lengths as its own.
         self.indexers = [PreallocatedLayer(capacity, copies) for _ in range(layers)]
-        self.capacity = capacity
-        self.allocated = self.copies = copies
+        self.capacity = capacity  # slots of each copy
+        self.allocated = copies  # that the buffers have room for
+        self.copies = copies  # that the present text uses
 
     @property
     def _slotted(self) -> list[PreallocatedLayer]:
@@ -141,9 +136,8 @@ class KVCache(Cache):
     def shared(self, layers: int) -> "KVCache":
         """Return a cache over the same slots of the first `layers` layers, with a length of its own."""
         view = KVCache(layers, self.capacity, self.allocated)
-        view.layers, view.indexers = (
-            [SharedLayer(layer) for layer in own[:layers]] for own in (self.layers, self.indexers)
-        )
+        view.layers = [SharedLayer(layer) for layer in self.layers[:layers]]
+        view.indexers = [SharedLayer(layer) for layer in self.indexers[:layers]]
         view.over = self
         return view
 
@@ -229,10 +223,8 @@ class KVCache(Cache):
         self._cut(length, copy)
 
     def read_by(self, batch: int) -> None:
-        """Show what the first copy holds to a batch of `batch` sequences, as views without memory of their own.
-
-        For slots that are never written again: the keys and values of a prompt in cross-attention, which models read
-        from `keys` and `values` directly.
+        """Show what the first copy holds to `batch` sequences, as views. For slots that are never written again: those
+        of a prompt in cross-attention, which models read from `keys` and `values` directly.
         """
         for layer in self.layers:
             if layer.is_initialized and len(layer.keys) != batch:

@@ -57,9 +57,8 @@ class Comparison:
     """
 
     def __init__(self, decoder: AnyDecoder, length: int, checked: Callable[[], None] = lambda: None) -> None:
-        """Take the number of tokens of the text before the draft's root, and what is called after each comparison. The
-        text of an encoder-decoder begins with its start token, and its encoder reads as many others, or those of a
-        short prompt.
+        """Take the number of tokens of the text before the draft's root, and what is called after each comparison. An
+        encoder-decoder's text begins with its start token, and its encoder reads `length` tokens, or a short prompt.
         """
         self._decoder, self._checked = decoder, checked
         self._device, self._dtype = decoder.device, decoder.model.dtype
@@ -116,14 +115,14 @@ class Comparison:
         decoder = self._decoder
         if not isinstance(decoder, Decoder) or decoder.recurrent or decoder.probed.own_masks:
             return False  # a state follows one path, as does a model's own mask
-        return self._agrees("packed", lambda: self._tree(self._in_one_sequence)) and self._agrees(
-            "branches", lambda: self._other_branches(self._in_one_sequence), hidden=True
+        return self._agrees("packed", lambda: self._tree(batch=False)) and self._agrees(
+            "branches", lambda: self._other_branches(batch=False), hidden=True
         )
 
     def rows(self) -> bool:
         """Return whether the same tree agrees with its paths as a batch; `chain` comes before."""
-        return self._agrees("rows", lambda: self._tree(self._as_batch)) and self._agrees(
-            "sequences", lambda: self._other_branches(self._as_batch), hidden=True
+        return self._agrees("rows", lambda: self._tree(batch=True)) and self._agrees(
+            "sequences", lambda: self._other_branches(batch=True), hidden=True
         )
 
     def batch(self) -> bool:
@@ -147,9 +146,8 @@ class Comparison:
         return self._agrees("crossing", lambda: self._text_across(border))
 
     def _agrees(self, check: str, errors: Callable[[], Sequence[Tensor]], hidden: bool = False) -> bool:
-        """Make a comparison, keep its error, and return whether that is within the tolerance in each group of tokens; a
-        fault of the model is kept as its reason. With `hidden`, the errors are changes by tokens that may not be seen,
-        none of which is allowed unless tokens meet.
+        """Make a comparison, keep its error or the model's fault, and return whether each group of tokens is within the
+        tolerance. With `hidden`, errors are changes by tokens that may not be seen: none is allowed unless tokens meet.
         """
         try:
             found = errors()
@@ -231,25 +229,20 @@ class Comparison:
         else:
             self._decoder.length = length
 
-    def _in_one_sequence(self, nodes: Sequence[int], tree: Tree = TREE) -> Tensor:
-        """Verify a tree behind the committed text, its nodes in one sequence."""
+    def _verify(self, nodes: Sequence[int], batch: bool, tree: Tree = TREE) -> Tensor:
+        """Verify a tree behind the committed text, its nodes in one sequence or its paths as a batch."""
         self._back(self._committed)
-        return self._evaluate([self._root, *nodes], tree)
+        forward = self._decoder.forward_paths if batch else self._decoder.forward
+        return forward(torch.tensor([self._root, *nodes], device=self._device), tree)
 
-    def _as_batch(self, nodes: Sequence[int], tree: Tree = TREE) -> Tensor:
-        """Verify a tree behind the committed text, its paths as a batch."""
-        self._back(self._committed)
-        return self._decoder.forward_paths(torch.tensor([self._root, *nodes], device=self._device), tree)
-
-    def _tree(self, verify: Callable[..., Tensor]) -> Sequence[Tensor]:
-        """Verify a tree (by `_in_one_sequence` or `_as_batch`) behind another one of its size, commit a path of it, and
-        evaluate a step and a chain behind; return the errors of its nodes, those far from their place in a chain apart
-        from the others, and of what is behind.
+    def _tree(self, batch: bool) -> Sequence[Tensor]:
+        """Verify a tree behind another one of its size, commit a path of it, and evaluate a step and a chain behind;
+        return the errors of its nodes, those far from their place in a chain apart, and of what is behind.
         """
         begin, decoder = self._committed, self._decoder
-        verify(self._nodes, _OTHER_TREE)
-        self._tree_found = found = verify(self._nodes)[self._compared]
-        if verify == self._as_batch:
+        self._verify(self._nodes, batch, _OTHER_TREE)
+        self._tree_found = found = self._verify(self._nodes, batch)[self._compared]
+        if batch:
             decoder.cache.commit(begin, range(begin, begin + 1 + len(_PATH)), path_batch(TREE).sequence_of(_PATH))
         else:
             decoder.cache.commit(begin + 1, [begin + 1 + node for node in _PATH])
@@ -259,16 +252,14 @@ class Comparison:
         far = sum(row < _FAR for row in self._compared)
         return [nodes[:far], nodes[far:], logit_error(behind, self._plain[-1, 4:7])]
 
-    def _other_branches(self, verify: Callable[..., Tensor]) -> Sequence[Tensor]:
-        """Compare the committed path and what follows it between trees that differ in all other nodes, the first of
-        which `_tree` has verified.
-        """
+    def _other_branches(self, batch: bool) -> Sequence[Tensor]:
+        """Compare the committed path and what follows with those of `_tree`, in a tree whose other nodes all differ."""
         path = TREE.path(_LAST)
         others = [self._nodes[node] if node in path else self._others[node % BEHIND] for node in range(len(TREE))]
         kept = [0, *(1 + node for node in path)]
         before = self._tree_found[[self._compared.index(row) for row in kept]]
         # The text behind the path of that call stands in these slots now; what is evaluated is a new draft.
-        return [_change(verify(others)[kept], before)]
+        return [_change(self._verify(others, batch)[kept], before)]
 
     def _texts_in_one_call(self) -> Sequence[Tensor]:
         """Evaluate a tree behind this text and chains behind two shorter ones in one call, commit another number of

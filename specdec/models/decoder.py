@@ -37,34 +37,25 @@ _WAYS = {
 class Probed:
     """The kinds of calls that may be made on a model, because the probe found that it computes them as plain forward
     passes do. Chains are always among them, or the model is refused.
-
-    Attributes:
-        packed: trees in one sequence, under a tree mask.
-        rows: trees as a batch, with a sequence for every path.
-        batch: trees and chains of texts of different lengths in one call, each under a mask of its own.
-        pieces: a prefill in several calls.
-        static: calls that attend to the whole capacity of the cache, masked, as CUDA graphs make them.
-        context: the longest text, in tokens, within which the model computes all positions in one way; None: any.
-        pending: lengths of the configuration, in tokens, that a copy with short ones was compared around at most: the
-            model itself would take too long for that when it is opened.
-        attention: the implementation of attention that the model was switched to, because its own fails; None: none.
-        own_masks: calls are made without our masks and positions, which the model does not take; the model's own are
-            those of a chain behind the cache.
-        states: how the states of layers that keep one are brought back after a rejection: "recorded", "replayed" or
-            "stepped" (see `recurrent_cache`); "" for a model with attention only.
-        errors: by check, how far logits were from those of a plain pass (see `comparison.logit_error`).
     """
 
-    packed: bool = True
-    rows: bool = True
-    batch: bool = True
-    pieces: bool = True
-    static: bool = True
-    context: int | None = None
+    packed: bool = True  # trees in one sequence, under a tree mask
+    rows: bool = True  # trees as a batch, with a sequence for every path
+    batch: bool = True  # trees and chains of texts of different lengths in one call, each under a mask of its own
+    pieces: bool = True  # a prefill in several calls
+    static: bool = True  # calls that attend to the whole capacity of the cache, masked, as CUDA graphs make them
+    context: int | None = None  # tokens of the longest text in which positions are computed in one way; None: any
+    # Lengths of the configuration, in tokens, that a copy with short ones was compared around at most: the model itself
+    # would take too long for that when it is opened.
     pending: tuple[int, ...] = ()
-    attention: str | None = None
+    attention: str | None = None  # the implementation that the model was switched to, because its own fails; None: none
+    # Calls are made without our masks and positions, which the model does not take; its own are those of a chain behind
+    # the cache.
     own_masks: bool = False
+    # How the states of layers that keep one are brought back after a rejection: "recorded", "replayed" or "stepped"
+    # (see `recurrent_cache`); "" for a model with attention only.
     states: str = ""
+    # By check, how far logits were from those of a plain pass (see `comparison.logit_error`).
     errors: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -75,21 +66,16 @@ class Probed:
     def sentences(self, who: str) -> tuple[str, ...]:
         """Return what a reader of a run has to know about the model `who`; most models need nothing."""
         found = []
+        rows_only = "takes chains, and drafts that branch by rows only:"
         if self.attention is not None:
             found.append(
                 f"{who} computes with target.attention={self.attention}: with the implementation that was chosen its "
                 "calls behind a cache fail."
             )
         if self.states:
-            found.append(
-                f"{who} takes chains, and drafts that branch by rows only: its layers keep a state, which follows one "
-                f"path. {_WAYS[self.states]}"
-            )
+            found.append(f"{who} {rows_only} its layers keep a state, which follows one path. {_WAYS[self.states]}")
         elif self.own_masks:
-            found.append(
-                f"{who} takes chains, and drafts that branch by rows only: it takes no mask but its own, which is that "
-                "of one path."
-            )
+            found.append(f"{who} {rows_only} it takes no mask but its own, which is that of one path.")
         elif not self.packed:
             found.append(
                 f"{who} takes drafts that branch by rows only, as with target.evaluation=rows: under a tree mask "
@@ -113,25 +99,14 @@ class Probed:
 
 
 class CachedModel(ABC):
-    """A model and the cache of one text.
-
-    Attributes:
-        model: the transformers model, unpatched.
-        vocab_size, context_length, end_tokens: properties of the model.
-        layers: number of the layers that use the cache.
-        prefill_chunk: prompt tokens that one call of the prefill evaluates; an encoder reads all at once.
-        prefill_options: arguments of the model for a call whose logits nobody reads.
-        probed: the kinds of calls that may be made (see `probe.open_decoder`); all, before it was asked.
-        recurrent: the kinds of its layers, where some keep a state that cannot be cut; else empty.
-        stepping: layers that keep a state evaluate the tokens of a call one after another (see `recurrent_cache`).
-    """
+    """A transformers model, unpatched, and the cache of one text."""
 
     cache: KVCache
-    layers: int
-    prefill_chunk: int = 1 << 30
-    probed: Probed = Probed()
-    recurrent: tuple[LayerKind, ...] = ()
-    stepping = False
+    layers: int  # that use the cache
+    prefill_chunk: int = 1 << 30  # prompt tokens that one call of the prefill evaluates; an encoder reads all at once
+    probed: Probed = Probed()  # the kinds of calls that may be made (see `probe.open_decoder`); all, until it is asked
+    recurrent: tuple[LayerKind, ...] = ()  # the kinds of all layers, where some keep a state that cannot be cut; or ()
+    stepping = False  # layers with a state evaluate a call's tokens one after another (see `recurrent_cache`)
 
     def __init__(self, model: Any, name: str, config: Any) -> None:
         self.model, self.name = model.eval().requires_grad_(False), name
@@ -142,7 +117,7 @@ class CachedModel(ABC):
         longest = getattr(config, "max_position_embeddings", None) or 0
         self.context_length: int = longest if longest > 0 else 1 << 30  # XLNet says -1
         self.end_tokens = end_tokens_of(model)
-        self.prefill_options: dict[str, int] = {}
+        self.prefill_options: dict[str, int] = {}  # arguments for a call whose logits nobody reads
 
     @property
     def length(self) -> int:
@@ -170,18 +145,9 @@ class CachedModel(ABC):
 
 
 class Decoder(CachedModel):
-    """One decoder-only model and the cache of one text.
+    """One decoder-only model and the cache of one text."""
 
-    Attributes:
-        states: hidden states [N+1, D] of the tokens of the last call, where `keep_states` asked for them; of several
-            layers side by side.
-        windows: the tokens back that each kind of attention layer sees, or an `AttentionChunk`; None for all.
-        passes: what serves calls on texts in its cache in place of the modules, a `specdec.compiled` `CompiledPasses`,
-            which this module knows nothing of; None: nothing.
-        masks: buffers of the masks over a cache.
-    """
-
-    states: Tensor | None = None
+    states: Tensor | None = None  # hidden states [N+1, D] of the last call's tokens, the `kept` layers side by side
     kept: tuple[int, ...] = ()  # layers whose states are kept, counted down from the last
 
     def __init__(self, model: Any, name: str, prefill_chunk: int, states: bool = False) -> None:
@@ -213,6 +179,7 @@ class Decoder(CachedModel):
                 self.context_length -= module.padding_idx + 1
         self.cache = self._new_cache(1)
         self.masks = MaskBuffers(self.windows, model.dtype, self.device)
+        # What serves calls on its cache in place of the modules, a `CompiledPasses`, of which nothing is known here.
         self.passes: Any = None
 
     def keep_states(self, offsets: Iterable[int]) -> None:
@@ -281,12 +248,10 @@ class Decoder(CachedModel):
         """Append `tokens` [N+1], the root and the nodes of `tree`, behind the cached tokens; return logits [N+1, V], or
         of fewer tokens with `options`: `prefill_options`, for a call whose logits nobody reads.
         """
-        passes = self.passes
         result: Pass | None = None
-        if passes is not None and self.cache is passes.cache:
-            result = passes.evaluate(tokens, tree, bool(options))
-        if result is None:
-            result = self.plain(tokens, tree, **options)
+        if self.passes is not None and self.cache is self.passes.cache:
+            result = self.passes.evaluate(tokens, tree, bool(options))
+        result = result or self.plain(tokens, tree, **options)
         self.states = result.states
         return result.logits
 
@@ -310,13 +275,11 @@ class Decoder(CachedModel):
     def forward_batch(self, tokens: Tensor, batch: PathBatch) -> Tensor:
         if len(batch) > self.cache.copies:
             self.cache = self.cache.grown(len(batch))
-        prefix, passes = self.cache.length, self.passes
         sequences = tokens[batch.index.to(self.device, non_blocking=True)]  # [B, L]
         result: Pass | None = None
-        if passes is not None and self.cache is passes.cache and prefix:
-            result = passes.evaluate_batch(sequences, batch)
-        if result is None:
-            result = self._run(sequences, batch.chain)
+        if self.passes is not None and self.cache is self.passes.cache and self.cache.length:
+            result = self.passes.evaluate_batch(sequences, batch)
+        result = result or self._run(sequences, batch.chain)
         places = batch.places.to(self.device, non_blocking=True)
         self.states = None if result.states is None else result.states.flatten(0, 1)[places]
         return result.logits.flatten(0, 1)[places]
@@ -349,8 +312,8 @@ def end_tokens_of(model: Any) -> frozenset[int]:
 
 
 def attention_windows(config: Any, name: str, recurrent: Sequence[LayerKind] = ()) -> dict[str, int | None]:
-    """Return the kinds of attention layers and their windows; refuse layers whose state cannot be rolled back, unless
-    those of the model are kept (see `recurrent_kinds`).
+    """Return how many tokens back layers see, by kind (None: all; or an `AttentionChunk`); refuse layers whose state
+    cannot be rolled back, unless the model's are kept as `recurrent`.
     """
     kinds = set(getattr(config, "layer_types", None) or ())
     refused = sorted(kinds - set((*_ATTENTION, *_BESIDE, *RECURRENT, *HYBRID) if recurrent else _ATTENTION))

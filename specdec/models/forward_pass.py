@@ -1,7 +1,4 @@
-"""One forward pass of a transformers decoder over our cache.
-
-The caller places the tokens and says what each of them sees.
-"""
+"""One forward pass of a transformers decoder over our cache. The caller places the tokens and says what each sees."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,18 +108,12 @@ class PathBatch:
     """A token tree as a batch [B, L], in which each path from the root to a leaf is a sequence of its own (N-Grammys,
     2411.03786): B leaves, L the length of the longest path and the root.
 
-    Sequences begin with the root and are padded on the right, with the root again. Every sequence is causal, so the
-    padding changes nothing before it.
-
-    Attributes:
-        chain: topology of one sequence.
-        index: [B, L]; 0 stands for the root, i + 1 for node i.
-        places: [N+1] where the root and each node stand in the flattened batch, in the first sequence that holds them.
+    Sequences begin with the root and are padded with it on the right, which in a causal sequence changes nothing.
     """
 
-    chain: Tree
-    index: Tensor
-    places: Tensor
+    chain: Tree  # topology of one sequence
+    index: Tensor  # [B, L]; 0 stands for the root, i + 1 for node i
+    places: Tensor  # [N+1] of root and nodes in the flattened batch, in the first sequence that holds them
 
     def __len__(self) -> int:
         return len(self.index)

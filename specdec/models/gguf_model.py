@@ -82,9 +82,8 @@ def stored_weights(metadata: Mapping[str, Any]) -> tuple[str, torch.dtype | None
 
 
 class GgufFile:
-    """An open GGUF file of so many tensors. `folder` and `source` are what transformers' `from_pretrained` is told to
-    find it, and `dtype` is the number format for `dtype=auto`: that of its weights, or float32 where they are quantised
-    blocks.
+    """An open GGUF file. `folder` and `source` are how transformers' `from_pretrained` finds it; `dtype` is the number
+    format for `dtype=auto`: its weights', or float32 where they are quantised blocks.
     """
 
     def __init__(self, name: str, metadata: dict[str, Any], reader: Any) -> None:

@@ -137,9 +137,7 @@ def _check_weights(name: str, model: Any, info: Mapping[str, Any]) -> None:
 
 
 def _finite(weight: torch.Tensor) -> bool:
-    """Return True if no weight is NaN or infinite. Their sum tells it in one reading; it may overflow where none is, so
-    that all are looked at then.
-    """
+    """Return True if no weight is NaN or infinite. Their sum tells it in one reading, unless it overflows."""
     if weight.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         wide = torch.promote_types(weight.dtype, torch.float32)
         if torch.isfinite(weight.sum(dtype=wide)):

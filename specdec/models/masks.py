@@ -1,6 +1,4 @@
-"""Attention masks over a preallocated cache. Masks are views of buffers that are kept, so that neither a growing prefix
-nor a tree that changes in every round makes a call allocate one.
-"""
+"""Attention masks over a preallocated cache: views of buffers that are kept, so that no call allocates one."""
 
 from collections.abc import Mapping
 
@@ -23,9 +21,7 @@ _ALIGNMENT = 8
 
 
 class AttentionChunk(int):
-    """The size of the chunks that a kind of attention layer cuts a text into: a token sees those of its own chunk
-    (Llama 4). It takes the place of a window, which is the number of tokens that a token looks back.
-    """
+    """The size of a text's chunks, where a token sees its own chunk only (Llama 4); it takes the place of a window."""
 
 
 def within(window: int, queries: Tensor, keys: Tensor) -> Tensor:
@@ -75,8 +71,7 @@ class MaskBuffers:
 
 
 class _Buffer:
-    """The mask [tokens, columns + tokens] of one kind of layer; column j stands for the slot `columns - j` before the
-    root.
+    """The mask [tokens, columns + tokens] of a kind of layer; column j stands for slot `columns - j` before the root.
 
     What a token sees depends on distances alone, so one buffer serves every prefix, and its first lines serve every
     shorter chain. Chunks do not move with the text: what they hide is written into a copy at every call.

@@ -78,10 +78,8 @@ def _may_be_length(names: Sequence[str]) -> bool:
 
 def shortened(model: Any, lengths: Mapping[Key, int]) -> tuple[Any, dict[int, int]] | None:
     """Return a model of the same class and weights whose lengths are short ones, and the short length of each; None
-    where there is no such copy.
-
-    It has the first layers only, as many as show every kind, and shares their weights. Lengths keep their order, and
-    each is twice the one before, so that what is divisible stays so. A length that other weights belong to stays.
+    where there is no such copy. It has the first layers only, as many as show every kind. Lengths keep their order, and
+    each is twice the one before, so that what is divisible stays so; one that other weights belong to stays.
     """
     if quantization_of(model) is not None or len({weight.device for weight in model.parameters()}) > 1:
         return None  # its weights are not plain tensors in one place
@@ -145,9 +143,7 @@ def _trim(config: Any) -> None:
 
 
 def _with_weights(model: Any, config: Any) -> Any:
-    """Return a model of the same class with another configuration over the same weights; RuntimeError where some are
-    missing, or of another shape.
-    """
+    """Return a model of this class with another configuration over the same weights; RuntimeError if some misfit."""
     with no_init_weights():  # memory that is not written takes no place
         twin = type(model)._from_config(config, dtype=model.dtype)
     found = twin.load_state_dict(model.state_dict(), strict=False, assign=True)

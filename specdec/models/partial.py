@@ -58,9 +58,8 @@ def written_parts(parts: Collection[ModelPart]) -> list[int | str]:
 
 
 def blocks_of(model: Any, name: str) -> nn.ModuleList:
-    """Return the blocks of a decoder, which messages call `name`. Raises UsageError: the model's layout is not known:
-    no list of as many modules as it has layers, or several, or a block without exactly one attention, unless a part of
-    it was skipped (see `partial_model`).
+    """Return the blocks of a decoder, which messages call `name`. Raises UsageError: not exactly one list of as many
+    modules as it has layers, each with exactly one attention, unless a part of it was skipped.
     """
     layers = model.config.get_text_config().num_hidden_layers
     lists = [

@@ -3,8 +3,7 @@
 Some models take positions from the cache's length, or biases from the place in the row, or have a window of their own,
 and are wrong without a fault. The calls of decoding are compared with plain forward passes at the beginning of a text
 and around every length that the configuration names (windows, chunks, original lengths): the model itself where that is
-cheap, and a copy with short lengths in any case. What was found is kept in a small file, so that the next run need not
-ask.
+cheap, and a copy with short lengths in any case. What was found is kept in a small file for the next run.
 """
 
 import hashlib
@@ -61,11 +60,9 @@ _KNOWN: WeakKeyDictionary[Any, tuple[tuple[str, ...], Probed]] = WeakKeyDictiona
 
 def open_decoder(decoder: AnyDecoder) -> Probed:
     """Find out which calls a model can be trusted with, and set its decoder accordingly; then fill its cache with a
-    token, so that the size of a slot is known.
-
-    Where the model's attention fails and the eager one does not, the model is switched to that; where it takes no masks
-    and positions of ours, as BLOOM, its own are tried. Raises ModelLoadError: it fails, its logits are not finite, a
-    later token changes earlier logits, or a chain over the cache differs from a plain pass.
+    token, so that the size of a slot is known. Where only eager attention works, the model is switched to it; where it
+    takes no masks and positions of ours, as BLOOM, its own are tried. Raises ModelLoadError: it fails, its logits are
+    not finite, a later token changes earlier logits, or a chain over the cache differs from a plain pass.
     """
     how = _how(decoder)
     known = _KNOWN.get(decoder.model)
@@ -210,7 +207,7 @@ def cross(decoder: AnyDecoder, longest: int, seconds: float | None = None, batch
         pending = tuple(other for other in decoder.probed.pending if other != length)
         decoder.probed = replace(decoder.probed, pending=pending)
         _KNOWN[decoder.model] = _how(decoder), decoder.probed
-        _keep(decoder, _how(decoder), decoder.probed)
+        _keep(_path(decoder, _how(decoder)), decoder.probed)
     return None
 
 
@@ -327,24 +324,18 @@ class _Probe:
                 self._errors.pop(check, None)
 
     def _refusal(self, trial: Comparison, who: str, near: str) -> str:
-        model = self._decoder.model
+        model, remedy = self._decoder.model, _OTHER
         if MODEL_CACHE not in signature(type(model).forward).parameters:
-            return f"{who} cannot be used: it takes no cache that could be rolled back after a rejection; {_OTHER}."
-        if trial.faults:
-            return (
-                f"{who} cannot be used: it does not take the mask and the positions that a draft behind a cache{near} "
-                f"needs; {_OTHER}."
-            )
-        if "rejected" in trial.errors:
-            return (
-                f"{who} cannot be used: rejected tokens change its logits{near}, by {trial.errors['rejected']:.2g} of "
-                f"their spread; {_OTHER}."
-            )
-        remedy = f"try float32 weights, or {_OTHER}" if model.dtype in BITS_16 else _OTHER
-        return (
-            f"{who} cannot be used: after rolling back its cache{near}, its logits differ from those of a plain "
-            f"forward pass, by {trial.errors['chain']:.2g} of their spread; {remedy}."
-        )
+            why = "it takes no cache that could be rolled back after a rejection"
+        elif trial.faults:
+            why = f"it does not take the mask and the positions that a draft behind a cache{near} needs"
+        elif "rejected" in trial.errors:
+            why = f"rejected tokens change its logits{near}, by {trial.errors['rejected']:.2g} of their spread"
+        else:
+            why = f"after rolling back its cache{near}, its logits differ from those of a plain forward pass, by "
+            why += f"{trial.errors['chain']:.2g} of their spread"
+            remedy = f"try float32 weights, or {_OTHER}" if model.dtype in BITS_16 else _OTHER
+        return f"{who} cannot be used: {why}; {remedy}."
 
     def _compare_copy(self) -> None:
         """Compare a copy of the model with short lengths: around each of them, and behind all."""
@@ -397,10 +388,9 @@ class _Probe:
 
 
 def position_border(config: Any) -> int | None:
-    """Return the length in tokens from which on a model computes all rotary positions in another way; None without one.
-
-    Long-rope exchanges its factors at the original length (LongRoPE, 2402.13753), dynamic NTK scaling changes its base
-    with every text that is longer than the model's context: keys in a cache were made in the earlier way.
+    """Return the length in tokens from which on a model computes all rotary positions in another way than the keys in a
+    cache; None without one. Long-rope exchanges its factors at the original length (LongRoPE, 2402.13753), dynamic NTK
+    scaling changes its base with every text that is longer than the model's context.
     """
     parameters = getattr(config, "rope_parameters", None) or {}
     borders = []
@@ -491,12 +481,11 @@ def _kept_or_probed(decoder: AnyDecoder, how: tuple[str, ...]) -> Probed:
             if kept.attention is None or _switched(decoder, kept.attention):
                 return kept
     found: Probed = ranks.given(probe(decoder))
-    _keep(decoder, how, found)
+    _keep(path, found)
     return found
 
 
-def _keep(decoder: AnyDecoder, how: tuple[str, ...], probed: Probed) -> None:
-    path = _path(decoder, how)
+def _keep(path: Path | None, probed: Probed) -> None:
     if path is not None:
         with suppress(OSError):
             write_atomically(path, json.dumps(asdict(probed), indent=1, sort_keys=True))

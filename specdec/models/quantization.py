@@ -1,5 +1,4 @@
-"""Quantised weights, by transformers' own integrations or in a GGUF file: what is asked of transformers, and what is
-said of the result.
+"""Quantised weights, by transformers' own integrations or in a GGUF file: what is asked for, and what is said of them.
 
 A quantised model is another model than the one that it was made from: its own text is what a run is lossless to.
 """

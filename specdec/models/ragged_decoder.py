@@ -21,18 +21,13 @@ from specdec.records import Tree, chain_tree
 
 
 class RaggedLayer(PreallocatedLayer):
-    """Keys and values of one layer, [slots, H, capacity + 1, head]; the last place takes what pads a call.
-
-    Attributes:
-        rows: [B, 1] row of the buffers of each text of the next call, on the device.
-        read: the same rows as a slice where they stand at equal distances, as any two do, or [B].
-        places: [B, n] where each token is written; those of padding are the last one, which no mask shows.
-        length: places that the call reads of each text, from the first on.
+    """Keys and values of one layer, [slots, H, capacity + 1, head]; the last place takes what pads a call, which reads
+    the first `length` places of each text.
     """
 
-    rows: Tensor
-    read: slice | Tensor
-    places: Tensor
+    rows: Tensor  # [B, 1] row of the buffers of each text of the next call, on the device
+    read: slice | Tensor  # the same rows as a slice where they stand at equal distances, as any two do, or [B]
+    places: Tensor  # [B, n] where each token is written; those of padding are the last one, which no mask shows
 
     def __init__(self, capacity: int, slots: int) -> None:
         super().__init__(capacity + 1, slots)
@@ -215,9 +210,7 @@ class RaggedDecoder:
 
 
 class SlotDecoder(Decoder):
-    """A decoder whose text stands in one slot. Its own calls are on that text alone; calls on many slots at once are
-    the ragged decoder's, and both may take turns.
-    """
+    """A decoder whose text stands in one slot; its calls on that text take turns with the ragged decoder's on many."""
 
     def __init__(self, ragged: RaggedDecoder, slot: int) -> None:
         decoder = ragged.decoder

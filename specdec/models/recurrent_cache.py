@@ -10,8 +10,7 @@ what gives the state after each of its tokens, in one of three ways:
 - *stepped*: the layers evaluate the tokens of a call one after another and keep the state after each. The only way for
   layers that begin a call on several tokens from an empty state, as those of Mamba do in transformers.
 
-Between calls there is one state, whatever the copies of the slots; a batch begins from copies of it, and a commit keeps
-that of one sequence.
+Between calls there is one state; a batch begins from copies of it, and a commit keeps that of one sequence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -166,7 +165,7 @@ class RecurrentCache(KVCache):
 
     def __init__(self, kinds: Sequence[LayerKind], capacity: int, copies: int = 1, stepping: bool = False) -> None:
         self._length = self._tokens = 0  # of the text, the last call's included; of the last call
-        super().__init__(0, capacity, copies)
+        super().__init__(len(kinds), capacity, copies)
         self.kinds, self.stepping, self._prefilling = kinds, stepping, False
         self.layers = [
             HybridLayer(kind.states, capacity, copies) if kind.name in HYBRID
@@ -174,7 +173,6 @@ class RecurrentCache(KVCache):
             else PreallocatedLayer(capacity, copies)
             for kind in kinds
         ]  # fmt: skip
-        self.indexers = [PreallocatedLayer(capacity, copies) for _ in kinds]
 
     @property
     def _recurrent(self) -> list[RecurrentLayer]:

@@ -5,7 +5,7 @@ is: a stack of weights over the experts, and a `forward` that is handed the expe
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from inspect import signature
@@ -87,12 +87,7 @@ class Mixture:
             bound = signature(type(module).forward).bind(module, *args, **kwargs)
             calls.append(bound.arguments[name].detach().flatten(0, -2))
 
-        handles = [
-            layer.register_forward_pre_hook(partial(keep, name, calls), with_kwargs=True)
-            for (layer, name), calls in zip(self.layers.items(), choices, strict=True)
-        ]
-        try:
+        with ExitStack() as hooks:
+            for (layer, name), calls in zip(self.layers.items(), choices, strict=True):
+                hooks.callback(layer.register_forward_pre_hook(partial(keep, name, calls), with_kwargs=True).remove)
             yield choices
-        finally:
-            for handle in handles:
-                handle.remove()

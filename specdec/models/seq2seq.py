@@ -31,18 +31,14 @@ class Seq2SeqDecoder(CachedModel):
     prompt alone and stay. T5 derives relative positions from the slot numbers of the cache, so every token must stand
     in the slot of its position, and nodes of a packed tree would need the same one twice: a tree is evaluated as the
     batch of its paths, over copies of the self-attention cache.
-
-    Attributes:
-        cache: the self-attention cache; its slots hold the start token and the output, not the prompt.
-        start_token: what every decoded text begins with.
-        context_length: learned positions limit encoder and decoder alike (BART; LED's decoder has fewer); relative
-            positions limit neither (T5), whatever length the model was trained at.
+    `cache` is that of self-attention; its slots hold the start token and the output, not the prompt.
     """
 
     def __init__(self, model: Any, name: str) -> None:
         """Raises ModelLoadError: the configuration names no start token for the decoder; or see `attention_windows`."""
         config = model.config.get_text_config(decoder=True)
         super().__init__(model, name, config)
+        # Learned positions limit encoder and decoder alike (BART; LED's decoder has fewer), relative ones neither (T5).
         self.context_length = getattr(config, "max_decoder_position_embeddings", None) or self.context_length
         # T5 has this name beside the encoder's `num_hidden_layers`; BART's names are told apart by transformers.
         self.layers = getattr(config, "num_decoder_layers", None) or config.num_hidden_layers

@@ -18,7 +18,6 @@ from specdec.errors import ModelLoadError, UsageError, near_misses
 from specdec.models.random_weights import RANDOM
 
 DeviceMap = str | dict[str, int | str]
-_NAMES = ("cpu", "disk")
 
 
 def sharded(name: str, size: int, device: torch.device) -> dict[str, Any]:
@@ -83,14 +82,13 @@ def mapped(device_map: DeviceMap) -> dict[str, Any]:
                 '{"model.layers.0": "cpu"}.'
             )
         placed = {str(module): place for module, place in found.items()}
+    gpus = torch.cuda.device_count()
+    devices = ["cpu", "disk", *range(gpus), *(f"cuda:{number}" for number in range(gpus)), *(["cuda"] if gpus else [])]
     for place in placed.values() if isinstance(placed, Mapping) else ():
-        number = place if isinstance(place, int) and not isinstance(place, bool) else None
-        if isinstance(place, str) and place.startswith("cuda"):
-            number = int(place[5:]) if place[5:].isdigit() else 0
-        if number is None and place not in _NAMES or number is not None and number >= torch.cuda.device_count():
+        if type(place) not in (int, str) or place not in devices:  # False and 0.0 equal the number 0
             raise UsageError(
-                f"Bad value target.device_map: there is no device {place!r}; use cpu, disk, or one of the "
-                f"{torch.cuda.device_count()} GPUs by its number."
+                f"Bad value target.device_map: there is no device {place!r}; use cpu, disk, or one of the {gpus} GPUs "
+                "by its number."
             )
     folder = tempfile.TemporaryDirectory(prefix="specdec-offload-")
     _OFFLOADED.append(folder)

@@ -1,6 +1,5 @@
-"""The files of a published checkpoint: a folder or a hub id, its config and its tensors, which are read one at a time.
-
-Pickles are never opened here: `python -m specdec.convert` is the explicit step that reads one.
+"""The files of a published checkpoint: a folder or a hub id, its config and its tensors, read one at a time. Pickles
+are never opened: `python -m specdec.convert` is the explicit step that reads one.
 """
 
 import copy
@@ -73,6 +72,11 @@ class CheckpointFiles:
     def __str__(self) -> str:
         return f"Checkpoint {KEY}={self.name}"
 
+    def refuse_if(self, fault: object, sentence: str) -> None:
+        """Raise ModelLoadError where there is a fault; its `sentence` has these files as its subject."""
+        if fault:
+            raise ModelLoadError(f"{self} {sentence}")
+
     def tensor(self, name: str) -> Tensor:
         """Read one tensor, on the CPU and in its own dtype; KeyError if there is none of this name."""
         return self.read([name])[name]
@@ -95,8 +99,7 @@ class CheckpointFiles:
         ModelLoadError: the key is missing and has no default, or its value is not of this kind.
         """
         value = (self.config if config is None else config).get(key)
-        if value is None:
-            value = default
+        value = default if value is None else value
         if value is None:
             raise ModelLoadError(f"{self} has no {key} in its config.json, which this format needs: add it.")
         if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
@@ -119,11 +122,8 @@ class CheckpointFiles:
 
     def check_parts(self, key: str, number: int) -> None:
         """Raise ModelLoadError for more layers or stages than tensors, before anything of that size is made."""
-        if number > len(self.tensors):
-            raise ModelLoadError(
-                f"{self} has {key}={number:,} in its config.json and {len(self.tensors)} tensors: get the whole "
-                "checkpoint."
-            )
+        said = f"has {key}={number:,} in its config.json and {len(self.tensors)} tensors: get the whole checkpoint."
+        self.refuse_if(number > len(self.tensors), said)
 
     @property
     def commit(self) -> str | None:

@@ -111,16 +111,14 @@ class TrainedKind:
             network = self.network(stored.config, embedding, output_layer)
         wanted = {name: list(weight.shape) for name, weight in network.state_dict().items()}
         shapes = {name: list(weight.shape) for name, weight in stored.weights.items()}
-        for name in sorted(wanted.keys() | shapes.keys()):
+        for name in sorted(name for name in wanted.keys() | shapes.keys() if wanted.get(name) != shapes.get(name)):
             if name not in shapes:
                 fault = "is missing; use a complete file"
             elif name not in wanted:
                 fault = "has no place in the network of its config; use the config that the file was made for"
-            elif shapes[name] != wanted[name]:
+            else:
                 fault = f"has the shape {shapes[name]}, and config and target ask for {wanted[name]}; use the target "
                 fault += "and the config that the file was made for"
-            else:
-                continue
             raise UsageError(f"Bad value drafter.model={path}: the tensor {name} {fault}.")
         network.load_state_dict(stored.weights, assign=True)
         return network.to(target.device, output_layer.dtype).eval().requires_grad_(False)

@@ -1,38 +1,40 @@
-"""Formats of published checkpoints: which one a folder holds, and that it holds exactly that.
-
-Nothing is loaded loosely: a missing, an extra or a wrong-shaped tensor is refused by name, because readers that
-ignore them leave a network at its random initial values.
+"""Formats of published checkpoints: which one a folder holds, and that it holds exactly that. A missing, extra or
+wrong-shaped tensor is refused by name: readers that ignore them leave a network at its random initial values.
 """
 
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
 from specdec.errors import ModelLoadError
-from specdec.published.checkpoint_files import CheckpointFiles, listed, pickles_sentence
+from specdec.published.checkpoint_files import SPECULATORS, CheckpointFiles, listed, pickles_sentence
 from specdec.registry import Registry
 from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
 
+Network = TypeVar("Network", bound=nn.Module)
 Shapes = Mapping[str, tuple[int, ...]]  # of tensors by name
 
 
-class CheckpointFormat(ABC):
+class CheckpointFormat:
     """A format in which drafters were published, registered by its name in messages; a checkpoint has one at most."""
 
     drafters: ClassVar[tuple[str, ...]] = ()  # names of those that read it, the usual one first
     refusal: ClassVar[str] = ""  # why nothing reads it, and what is missing
+    speculators: ClassVar[str] = ""  # the type of its files in configs of the library of this name, if that tells it
 
-    @abstractmethod
     def matches(self, files: CheckpointFiles) -> bool:
-        """Return whether config and tensor names are those of this format; shapes are checked later."""
+        """Return whether config and tensor names are those of this format; shapes are checked later. Formats that
+        `speculators` does not tell have their own.
+        """
+        return bool(self.speculators) and files.config.get(SPECULATORS) == self.speculators
 
 
-class NetworkFormat(CheckpointFormat):
+class NetworkFormat(CheckpointFormat, ABC):
     """A format whose networks are read here."""
 
     @abstractmethod
@@ -67,15 +69,14 @@ def recognise(files: CheckpointFiles, drafter: str) -> tuple[str, CheckpointForm
             "+drafter=small_model."
         )
     ((name, form),) = matches.items()
-    if form.refusal:
-        raise ModelLoadError(f"{files} is of the format {name}, which is not read: {form.refusal}.")
+    files.refuse_if(form.refusal, f"is of the format {name}, which is not read: {form.refusal}.")
     if drafter not in form.drafters:
         raise ModelLoadError(f"{files} is of the format {name}: use +drafter={form.drafters[0]}.")
     return name, form
 
 
 def matching(files: CheckpointFiles) -> dict[str, CheckpointFormat]:
-    """Return the formats that match a checkpoint by name: one, or none where its format is not known."""
+    """Return the formats that match a checkpoint, by name: one, or none where its format is not known."""
     every = {name: formats.get(name)() for name in formats.names()}
     return {name: form for name, form in every.items() if form.matches(files)}
 
@@ -96,8 +97,7 @@ def demand_exactly(files: CheckpointFiles, expected: Shapes, optional: Shapes | 
         if name in files.tensors and files.tensors[name] != shape:
             faults.append(f"has {name} of shape {list(files.tensors[name])} in place of {list(shape)}")
             break
-    if faults:
-        raise ModelLoadError(f"{files} {' and '.join(faults)}: get the checkpoint as it was published.")
+    files.refuse_if(faults, f"{' and '.join(faults)}: get the checkpoint as it was published.")
 
 
 def check_target(
@@ -160,10 +160,10 @@ def weights_of(
     return {name: tensors[named(name)] for name in wanted if wanted[name] is not None}
 
 
-def fill(network: nn.Module, weights: Mapping[str, Tensor], target: Target) -> None:
-    """Put weights, in the target's dtype and on its device, into a network made on `meta`; its buffers that are no
-    weights, such as tables of positions, keep their dtype.
+def fill(network: Network, weights: Mapping[str, Tensor], target: Target) -> Network:
+    """Put weights, in the target's dtype and on its device, into a network made on `meta`, and return it; its buffers
+    that are no weights, such as tables of positions, keep their dtype.
     """
     dtype = target.hidden.output_layer.dtype
     network.load_state_dict({name: weight.to(target.device, dtype) for name, weight in weights.items()}, assign=True)
-    network.to(target.device)
+    return network.to(target.device)

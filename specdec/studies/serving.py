@@ -36,8 +36,7 @@ from specdec.session.arm import seeded_request
 from specdec.structures.chain import Chain
 from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import host_seconds
-from specdec.targets.base.known_costs import load_cost
-from specdec.targets.replay import Replay
+from specdec.targets.replay import Replay, load_cost
 from specdec.text.streams import Stream
 from specdec.timing.shapes import time_drafts, time_shapes
 

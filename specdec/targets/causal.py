@@ -29,8 +29,7 @@ from specdec.models.spread import DeviceMap, check_modules, mapped, placement, s
 from specdec.records import Acceptance, Draft, TextStart
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import EVERY_STRUCTURE
-from specdec.targets.base import TargetCapabilities, targets
-from specdec.targets.base.contract import Evaluation, HiddenStates
+from specdec.targets.base import Evaluation, HiddenStates, TargetCapabilities, targets
 from specdec.targets.base.model_target import ModelTarget
 from specdec.theory.roofline import Product
 
@@ -170,11 +169,9 @@ class Causal(ModelTarget, HiddenStates):
 
     def describe(self) -> dict[str, Any]:
         described = super().describe()
-        if self.tensor_parallel > 1:
-            described["tensor_parallel"] = self.tensor_parallel
-        if self.placed:
-            described["device_map"] = dict(self.placed)
-        return {**described, "sha256": self._shape_hash or described["sha256"]}
+        shares = {"tensor_parallel": self.tensor_parallel} if self.tensor_parallel > 1 else {}
+        places = {"device_map": dict(self.placed)} if self.placed else {}
+        return {**described, **shares, **places, "sha256": self._shape_hash or described["sha256"]}
 
     @property
     def remarks(self) -> tuple[str, ...]:

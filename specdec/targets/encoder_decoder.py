@@ -11,8 +11,7 @@ from specdec.models.model_files import check_revision
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import EVERY_STRUCTURE
-from specdec.targets.base import TargetCapabilities, targets
-from specdec.targets.base.contract import HiddenStates
+from specdec.targets.base import HiddenStates, TargetCapabilities, targets
 from specdec.targets.base.model_target import ModelTarget
 
 

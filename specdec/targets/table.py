@@ -13,8 +13,7 @@ from specdec.errors import UsageError
 from specdec.records import Draft, TextStart
 from specdec.sampling import SamplingConfig, probabilities
 from specdec.structures.base import EVERY_STRUCTURE
-from specdec.targets.base import Target, TargetCapabilities, targets
-from specdec.targets.base.contract import HiddenStates
+from specdec.targets.base import HiddenStates, Target, TargetCapabilities, targets
 
 
 @typed

@@ -18,10 +18,9 @@ def loop_share(tokens: Sequence[int], period: int) -> float:
     overlap, or have 2 tokens between them at most, make a passage; passages of 14 tokens and more count, in all their
     rounds. Between two changes 6 tokens have to stay. Time is linear in the number of tokens, whatever the period.
 
-    The three numbers, with `measurement.repetition_period` and `measurement.repetition_share`, find the most loops in
-    one half of the labelled outputs of `tests/text/labelled_outputs.jsonl.gz`, of those that flag at most one in
-    twenty-five of the others there and one in fifty stretches of text that people wrote; the test of this module has
-    the shares of the other half.
+    These numbers, with `measurement.repetition_period` and `repetition_share`, find the most loops in one half of the
+    outputs of `tests/text/labelled_outputs.jsonl.gz`, of those that flag at most one in twenty-five of the others there
+    and one in fifty stretches of text that people wrote; the test of this module has the shares of the other half.
     """
     starts: dict[tuple[int, ...], list[int]] = {}  # of a phrase: where it stands, without a gap beyond the period
     looping = np.zeros(len(tokens), dtype=bool)

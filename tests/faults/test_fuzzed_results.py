@@ -18,7 +18,7 @@ from specdec.analysis.pages.html import Chapter
 from specdec.analysis.pages.trace import trace_html
 from specdec.analysis.read.find_runs import find_runs, finished_study
 from specdec.analysis.read.runs import Run, read_traces
-from specdec.targets.base.known_costs import cost_of_run
+from specdec.targets.replay import cost_of_run
 
 pytestmark = pytest.mark.slow  # many examples of bad input
 

@@ -18,7 +18,7 @@ from specdec.analysis.read.importers import IMPORTERS
 from specdec.config import config_dir
 from specdec.prompts import load_prompts, read_prompts
 from specdec.structures.tree import load_tree
-from specdec.targets.base.known_costs import load_cost
+from specdec.targets.replay import load_cost
 from specdec.text.streams import read_streams
 
 pytestmark = pytest.mark.slow  # many examples of bad input

@@ -4,7 +4,11 @@ import json
 
 import pandas as pd
 import pytest
+import torch
 import yaml
+
+from specdec.errors import UsageError
+from specdec.models.spread import mapped
 
 COMMON = """+drafter=ngram prompts=random_tokens prompts.vocabulary=64 prompts.length=20 prompts.limit=2
 measurement.max_new_tokens=12 measurement.gammas=[2] measurement.warmup_tokens=0 measurement.calibration_calls=1
@@ -63,3 +67,16 @@ def test_maps_that_do_not_fit_are_refused(command, model, arguments, says):
     code, error, folder = command("refused", *(argument.format(model=model) for argument in arguments))
     assert code == 2 and says in error and error.count("\n") == 1
     assert not (folder / "rounds").exists()
+
+
+@pytest.mark.parametrize("place", ["cuda7", "cuda:2", "mps", 2, -1, True, 0.0])
+def test_a_place_that_names_no_device_is_refused(monkeypatch, place):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match="value target.device_map: .*; use cpu, disk, or one of the 2 GPUs"):
+        mapped({"model": place})
+
+
+@pytest.mark.parametrize("place", ["cpu", "disk", "cuda", "cuda:1", 1])
+def test_a_place_may_be_any_device_that_is_there(monkeypatch, place):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert mapped({"model": place})["device_map"] == {"model": place}

@@ -40,8 +40,8 @@ class BlockFormat(EagleFormat):
             count = joined // width
             evenly = (round(1 + place * (depth - 4) / (count - 1)) for place in range(count))
             numbers = [depth // 2] if count == 1 else list(evenly)
-        if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
-            raise ModelLoadError(f"{files} has target_layer_ids={numbers!r}: they should be a list of whole numbers.")
+        whole_numbers = isinstance(numbers, list) and all(type(number) is int for number in numbers)
+        files.refuse_if(not whole_numbers, f"has target_layer_ids={numbers!r}: they should be a list of whole numbers.")
         boundaries = [number + 1 for number in numbers] if layers is None else list(layers)
         return _network(reading, target, {**files.config, **inner}, boundaries)
 
@@ -57,8 +57,7 @@ class DFlash(BlockFormat):
 
 @formats.register("speculators dflash")
 class SpeculatorsDFlash(BlockFormat):
-    def matches(self, files: CheckpointFiles) -> bool:
-        return files.config.get(SPECULATORS) == "dflash"
+    speculators = "dflash"
 
 
 @formats.register("DSpark")
@@ -72,8 +71,7 @@ class DSpark(BlockFormat):
 
 @formats.register("speculators dspark")
 class SpeculatorsDSpark(BlockFormat):
-    def matches(self, files: CheckpointFiles) -> bool:
-        return files.config.get(SPECULATORS) == "dspark"
+    speculators = "dspark"
 
 
 def _says_dspark(files: CheckpointFiles) -> bool:
@@ -85,16 +83,15 @@ def _says_dspark(files: CheckpointFiles) -> bool:
 def _network(reading: Reading, target: Target, options: dict[str, Any], boundaries: list[int]) -> FeatureNetwork:
     files = reading.files
     for key, plain in _PLAIN.items():
-        if options.get(key, reading.config.get(key)) not in plain:
-            raise ModelLoadError(f"{files} sets {key}, which is not read: its effect is not established.")
-    if "sliding_attention" in (reading.config.get("layer_types") or ()):
-        raise ModelLoadError(
-            f"{files} has layers of sliding attention, which are not read: readers mask them differently."
-        )
-    if reading.rotary("rope_theta") is None:
-        raise ModelLoadError(f"{files} has no rope_theta in its config.json: write the target's there.")
-    if target.model is not None and target.model.config.model_type.startswith("gemma"):
-        raise ModelLoadError(f"{files} drafts for a Gemma, whose scaled embeddings and capped logits it would lack.")
+        unread = options.get(key, reading.config.get(key)) not in plain
+        files.refuse_if(unread, f"sets {key}, which is not read: its effect is not established.")
+    sliding = "sliding_attention" in (reading.config.get("layer_types") or ())
+    files.refuse_if(sliding, "has layers of sliding attention, which are not read: readers mask them differently.")
+    files.refuse_if(
+        reading.rotary("rope_theta") is None, "has no rope_theta in its config.json: write the target's there."
+    )
+    gemma = target.model is not None and target.model.config.model_type.startswith("gemma")
+    files.refuse_if(gemma, "drafts for a Gemma, whose scaled embeddings and capped logits it would lack.")
     values, size = reading.decoder(), len(target.hidden.output_layer)
     block, token = options.get("block_size"), options.get("mask_token_id")
     if type(block) is not int or block < 2 or type(token) is not int or not 0 <= token < size:
@@ -102,19 +99,19 @@ def _network(reading: Reading, target: Target, options: dict[str, Any], boundari
             f"{files} has block_size={block!r} and mask_token_id={token!r}: they should be a whole number from 2 on, "
             f"and a token below {size}."
         )
-    if reading.shape("fc.weight")[1] != len(boundaries) * values["hidden"]:
-        raise ModelLoadError(
-            f"{files} names the {len(boundaries)} layers {boundaries}, and its fc reads another number."
-        )
+    files.refuse_if(
+        reading.shape("fc.weight")[1] != len(boundaries) * values["hidden"],
+        f"names the {len(boundaries)} layers {boundaries}, and its fc reads another number.",
+    )
     dspark = files.config.get(SPECULATORS) == "dspark" or _says_dspark(files)
     rank, kind = options.get("markov_rank"), options.get("markov_head_type", "vanilla")
     if dspark and rank is None:
         rank = reading.shape("markov_head.markov_w1.weight")[1]
-    if (rank is not None and type(rank) is not int) or kind not in ("vanilla", "gated", "rnn"):
-        raise ModelLoadError(
-            f"{files} has markov_rank={rank!r} and markov_head_type={kind!r}: they should be a whole number, 0 for no "
-            "Markov head, and vanilla, gated or rnn."
-        )
+    files.refuse_if(
+        (rank is not None and type(rank) is not int) or kind not in ("vanilla", "gated", "rnn"),
+        f"has markov_rank={rank!r} and markov_head_type={kind!r}: they should be a whole number, 0 for no Markov head, "
+        "and vanilla, gated or rnn.",
+    )
     confidence = [name for name in reading.places if name.startswith("confidence_head.proj.")]
     if confidence:
         logger.info("%s has a confidence head, which is not read: `structure` says how long a draft is.", files)

@@ -41,26 +41,21 @@ class Reading:
         for name in files.tensors:
             own = next((new + name[len(old) :] for old, new in (renamed or {}).items() if name.startswith(old)), name)
             self.places[own] = name
-        activation = config.get("hidden_act") or "silu"
-        if activation != "silu":
-            raise ModelLoadError(f"{files} has hidden_act={activation!r} in its config.json: only silu is read.")
-        if config.get("mlp_bias"):
-            raise ModelLoadError(f"{files} has mlp_bias=true in its config.json: only MLPs without one are read.")
+        kind = config.get("hidden_act") or "silu"
+        files.refuse_if(kind != "silu", f"has hidden_act={kind!r} in its config.json: only silu is read.")
+        files.refuse_if(config.get("mlp_bias"), "has mlp_bias=true in its config.json: only MLPs without one are read.")
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the matrix that the network calls so. Raises ModelLoadError: there is no such matrix."""
-        if name not in self.places:
-            raise ModelLoadError(f"{self.files} lacks {name}: get the checkpoint as it was published.")
+        self.files.refuse_if(name not in self.places, f"lacks {name}: get the checkpoint as it was published.")
         shape = self.files.tensors[self.places[name]]
-        if len(shape) != 2:
-            raise ModelLoadError(f"{self.files} has {name} of shape {list(shape)} in place of a matrix.")
+        self.files.refuse_if(len(shape) != 2, f"has {name} of shape {list(shape)} in place of a matrix.")
         return shape
 
     def number(self, key: str, default: int | None = None) -> int:
         """Return a whole number of the decoder's config. ModelLoadError: missing without a default, or another kind."""
         value = self.files.setting(key, int, default, self.config)
-        if value < 1:
-            raise ModelLoadError(f"{self.files} has {value} as {key} in its config.json: it should be a whole number.")
+        self.files.refuse_if(value < 1, f"has {value} as {key} in its config.json: it should be a whole number.")
         if key == "num_hidden_layers":
             self.files.check_parts(key, value)
         return value
@@ -70,10 +65,9 @@ class Reading:
         at = "layers.0.self_attn."
         heads = self.number("num_attention_heads")
         rows, _ = self.shape(_DECODER_LAYER)
-        if rows % heads:
-            raise ModelLoadError(
-                f"{self.files} has {rows} rows in {at}q_proj.weight, which its {heads} heads do not divide."
-            )
+        self.files.refuse_if(
+            rows % heads, f"has {rows} rows in {at}q_proj.weight, which its {heads} heads do not divide."
+        )
         biased = at + "q_proj.bias" in self.places or bool(self.config.get("qkv_bias"))
         whole = at + "o_proj.bias" in self.places or bool(self.config.get("attention_bias"))
         eps = self.config.get("rms_norm_eps")
@@ -144,14 +138,14 @@ class Reading:
         if reduced:  # d2t holds distances, never ids
             weights["d2t"] = weights["d2t"].long()
             ids = weights["d2t"] + torch.arange(network.draft_size)
-            if not (ids.diff() > 0).all() or ids[0] < 0 or ids[-1] >= network.vocab_size:
-                raise ModelLoadError(
-                    f"{self.files} has a d2t that gives no ascending ids below {network.vocab_size}: it should hold "
-                    "the distance from each draft token's number to the target's."
-                )
+            self.files.refuse_if(
+                not (ids.diff() > 0).all() or ids[0] < 0 or ids[-1] >= network.vocab_size,
+                f"has a d2t that gives no ascending ids below {network.vocab_size}: it should hold the distance from "
+                "each draft token's number to the target's.",
+            )
             drafted = torch.zeros(network.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
-            if not torch.equal(weights.setdefault("t2d", drafted).bool(), drafted):
-                raise ModelLoadError(f"{self.files} has d2t and t2d that name different tokens: fetch it again.")
+            same = torch.equal(weights.setdefault("t2d", drafted).bool(), drafted)
+            self.files.refuse_if(not same, "has d2t and t2d that name different tokens: fetch it again.")
             weights["t2d"] = drafted
         network.load_state_dict(weights, assign=True)
         return network.to(target.device, output.dtype).eval().requires_grad_(False)
@@ -192,16 +186,15 @@ class Eagle3(EagleFormat):
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
         options = files.setting("eagle_config", dict, {}) | files.config
-        if options.get("use_aux_hidden_state") is False:
-            raise ModelLoadError(
-                f"{files} has use_aux_hidden_state=false, which is not read: it is not established where its norms "
-                "stand."
-            )
-        if options.get("norm_output"):
-            raise ModelLoadError(
-                f"{files} has norm_output=true, which meant plain EAGLE-3 until September 2026 and EAGLE-3.1 since: "
-                "set it to false in config.json for the first, or publish it as speculators for the second."
-            )
+        files.refuse_if(
+            options.get("use_aux_hidden_state") is False,
+            "has use_aux_hidden_state=false, which is not read: it is not established where its norms stand.",
+        )
+        files.refuse_if(
+            options.get("norm_output"),
+            "has norm_output=true, which meant plain EAGLE-3 until September 2026 and EAGLE-3.1 since: set it to false "
+            "in config.json for the first, or publish it as speculators for the second.",
+        )
         reading = Reading(files, files.config, {"midlayer.": "layers.0."})
         numbers, flags = options.get("eagle_aux_hidden_state_layer_ids"), {key: options.get(key) for key in _NORMS}
         return _eagle3_network(reading, target, flags, numbers, layers, inputs=False)
@@ -211,14 +204,13 @@ class Eagle3(EagleFormat):
 class SpeculatorsEagle(EagleFormat):
     """EAGLE-1 under other names, as the converter of speculators up to v0.6 writes it."""
 
-    def matches(self, files: CheckpointFiles) -> bool:
-        return files.config.get(SPECULATORS) == "eagle"
+    speculators = "eagle"
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
-        if files.setting("layernorms", bool, False):
-            raise ModelLoadError(
-                f"{files} has layernorms=true, which is not read: it is not established what its extra norms apply to."
-            )
+        files.refuse_if(
+            files.setting("layernorms", bool, False),
+            "has layernorms=true, which is not read: it is not established what its extra norms apply to.",
+        )
         renamed = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
         reading = Reading(files, files.setting("transformer_layer_config", dict), renamed)
         return _eagle1_network(reading, target, layers, files.setting("fusion_bias", bool, False))
@@ -232,11 +224,11 @@ class SpeculatorsEagle3(EagleFormat):
         return files.config.get(SPECULATORS) == "eagle3" and "mask_hidden" not in files.tensors
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
-        if files.config.get("norm_before_residual") is None:
-            raise ModelLoadError(
-                f"{files} has no norm_before_residual in its config.json, for which speculators takes false and vLLM "
-                "true: write it there."
-            )
+        files.refuse_if(
+            files.config.get("norm_before_residual") is None,
+            "has no norm_before_residual in its config.json, for which speculators takes false and vLLM true: write it "
+            "there.",
+        )
         return _network(files, target, layers)
 
 
@@ -250,8 +242,9 @@ class ParallelEagle(EagleFormat):
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
         token, size = files.setting("mask_token_id", int), len(target.hidden.output_layer)
-        if not 0 <= token < size:
-            raise ModelLoadError(f"{files} has mask_token_id={token}, which is no token of {size}: use its own target.")
+        files.refuse_if(
+            not 0 <= token < size, f"has mask_token_id={token}, which is no token of {size}: use its own target."
+        )
         return _network(files, target, layers, token)
 
 
@@ -268,12 +261,11 @@ def _network(
 
 def _eagle1_network(reading: Reading, target: Target, layers: Sequence[int] | None, fc_bias: bool) -> FeatureNetwork:
     """Return a network of the EAGLE-1 form; where `fc_bias` is false, the tensors tell whether `fc` has a bias."""
-    if layers is not None:
-        raise ModelLoadError(
-            f"{reading.files} reads the state that the target's output layer reads: set drafter.layers=null."
-        )
-    if reading.number("num_hidden_layers", 1) != 1:
-        raise ModelLoadError(f"{reading.files} has several layers: an EAGLE-1 network has one.")
+    files = reading.files
+    files.refuse_if(
+        layers is not None, "reads the state that the target's output layer reads: set drafter.layers=null."
+    )
+    files.refuse_if(reading.number("num_hidden_layers", 1) != 1, "has several layers: an EAGLE-1 network has one.")
     values = reading.decoder()
     values |= {"form": "eagle1", "boundaries": [], "target_hidden": values["hidden"], "own_output": False}
     values["fc_bias"] = fc_bias or "fc.bias" in reading.places
@@ -290,15 +282,16 @@ def _boundaries(files: CheckpointFiles, numbers: Any, features: int, depth: int,
     """
     if numbers is None and features == 3 and depth >= 6:
         return [2, depth // 2, depth - 3]
-    if numbers is None:
-        raise ModelLoadError(
-            f"{files} does not say which {features} layers of the target it reads, and the usual ones do not fit a "
-            f"target of {depth} layers: give drafter.layers."
-        )
-    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers) or not numbers:
-        raise ModelLoadError(f"{files} has the layer numbers {numbers!r}: they should be a list of whole numbers.")
-    if len(numbers) != features:
-        raise ModelLoadError(f"{files} names the {len(numbers)} layers {numbers}, and its fc reads {features}.")
+    files.refuse_if(
+        numbers is None,
+        f"does not say which {features} layers of the target it reads, and the usual ones do not fit a target of "
+        f"{depth} layers: give drafter.layers.",
+    )
+    whole_numbers = isinstance(numbers, list) and numbers and all(type(number) is int for number in numbers)
+    files.refuse_if(not whole_numbers, f"has the layer numbers {numbers!r}: they should be a list of whole numbers.")
+    files.refuse_if(
+        len(numbers) != features, f"names the {len(numbers)} layers {numbers}, and its fc reads {features}."
+    )
     if numbers[0] == 1:
         return [number + 1 for number in numbers]
     if numbers[0] != 2 and not inputs:
@@ -320,8 +313,7 @@ def _eagle3_network(
     width, depth = reading.number("target_hidden_size", values["hidden"]), target.hidden.layers
     vocabulary = len(target.hidden.output_layer)
     joined = reading.shape("fc.weight")[1]
-    if joined % width:
-        raise ModelLoadError(f"{files} has fc for {joined} values, which are no features of width {width}.")
+    files.refuse_if(joined % width, f"has fc for {joined} values, which are no features of width {width}.")
     features = joined // width
     if layers is not None and len(layers) != features:
         raise ModelLoadError(f"Bad value drafter.layers={list(layers)}: {files} reads {features} layers.")

@@ -2,9 +2,8 @@
 network that they share with Medusa heads over a reduced vocabulary.
 
 A block is R x + SiLU(W x + b); R is a layer of its own where the block makes its input narrower, else the identity. A
-grounded head i begins with [h_t; e(x_{t+1}); ...; e(x_{t+i})], oldest token first. Hydra++ puts a one-layer Llama
-before the heads (`prefix_embeding_layer`, so spelled) and a dropout before each layer, so that its layers have odd
-numbers.
+grounded head i begins with [h_t; e(x_{t+1}); ...; e(x_{t+i})], oldest token first. Hydra++ puts a one-layer Llama first
+(`prefix_embeding_layer`, so spelled), and a dropout before each layer: layers have odd numbers.
 """
 
 import logging
@@ -17,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.errors import ModelLoadError
 from specdec.heads.network import DraftHeads
 from specdec.models.cache import CACHE
 from specdec.published.checkpoint_files import CheckpointFiles
@@ -166,11 +164,11 @@ class _MlpHeads(NetworkFormat):
         check_target(files, target, width=width, vocabulary=vocabulary)
         if prefix:
             kind = "" if target.model is None else str(target.model.config.model_type)
-            if kind != "llama":
-                raise ModelLoadError(
-                    f"{files} has a prefix layer, which is a layer of its target, a Llama; this target is "
-                    f"{kind or 'no transformers model'}: use the target that it was made for."
-                )
+            files.refuse_if(
+                kind != "llama",
+                "has a prefix layer, which is a layer of its target, a Llama; this target is "
+                f"{kind or 'no transformers model'}: use the target that it was made for.",
+            )
         tokens, width = target.hidden.output_layer.shape
         with torch.device("meta"):
             # The first block of a grounded head reads tokens too.

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.errors import ModelLoadError
 from specdec.heads.network import DraftHeads
-from specdec.published.checkpoint_files import SPECULATORS, CheckpointFiles
+from specdec.published.checkpoint_files import CheckpointFiles
 from specdec.published.recognise import CheckpointFormat, NetworkFormat, check_target, fill, formats, weights_of
 from specdec.targets.base import Target
 
@@ -115,8 +114,8 @@ class MlpSpeculatorFormat(NetworkFormat):
             tied=files.setting("tie_weights", bool, False),
             scaled=files.setting("scale_input", bool, False),
         )
-        if min(sizes.stages, sizes.inner, sizes.size, sizes.vocabulary) < 1:
-            raise ModelLoadError(f"{files} has a size below 1 in its config.json.")
+        smallest = min(sizes.stages, sizes.inner, sizes.size, sizes.vocabulary)
+        files.refuse_if(smallest < 1, "has a size below 1 in its config.json.")
         # Tied stages share their tensors, and a file of a published one has five stages at most.
         files.check_parts("n_predict", sizes.stages // _SHARED if sizes.tied else sizes.stages)
         check_target(files, target, width=size, vocabulary=sizes.vocabulary)
@@ -132,15 +131,12 @@ class MlpSpeculatorFormat(NetworkFormat):
         optional = {prefix + copy: own[name] for copy, name in copies.items()}
         weights = weights_of(files, heads, prefix.__add__, optional=optional)
         for copy, name in copies.items():
-            if prefix + copy in files.tensors and not torch.equal(files.tensor(prefix + copy), weights[name]):
-                raise ModelLoadError(f"{files} says tie_weights, and its {copy} differs from its {name}.")
-        fill(heads, weights, target)
-        return heads
+            differs = prefix + copy in files.tensors and not torch.equal(files.tensor(prefix + copy), weights[name])
+            files.refuse_if(differs, f"says tie_weights, and its {copy} differs from its {name}.")
+        return fill(heads, weights, target)
 
 
 @formats.register("speculators MLP")
 class SpeculatorsMlp(CheckpointFormat):
     refusal = "no published file has it, and the library itself dropped it; give the original with its own config.json"
-
-    def matches(self, files: CheckpointFiles) -> bool:
-        return files.config.get(SPECULATORS) == "mlp"
+    speculators = "mlp"

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from specdec.config import validated
-from specdec.errors import ModelLoadError
 from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.network import DraftHeads, Heads
 from specdec.published.checkpoint_files import CheckpointFiles
@@ -49,8 +48,7 @@ class _MedusaHeads(NetworkFormat):
             return f"{prefix}{head}.{place[1]}.linear.{place[3]}"
 
         heads = _medusa_network(files.name, count, layers, "own" if own_outputs else "tied", target)
-        fill(heads, weights_of(files.below(prefix), heads, published), target)
-        return heads
+        return fill(heads, weights_of(files.below(prefix), heads, published), target)
 
 
 @formats.register("Medusa-1")
@@ -115,8 +113,8 @@ class MedusaVllm(NetworkFormat):
     def load(self, files: CheckpointFiles, target: Target) -> DraftHeads:
         recorded, vocabulary = (files.setting(key, int, 0) or None for key in ("hidden_size", "vocab_size"))
         check_target(files, target, width=recorded, vocabulary=vocabulary)
-        if files.config.get("logit_scale", 1.0) != 1.0:
-            raise ModelLoadError(f"{files} scales its logits (logit_scale in its config.json), which is not read.")
+        scaled = files.config.get("logit_scale", 1.0) != 1.0
+        files.refuse_if(scaled, "scales its logits (logit_scale in its config.json), which is not read.")
         prefix = "medusa_heads." if any(name.startswith("medusa_heads.") for name in files.tensors) else ""
         count, layers = (1 + max(numbers) for numbers in zip(*files.numbered(_VLLM_BLOCK), strict=True))
         outputs = [f"{prefix}lm_heads.{head}.weight" for head in range(count)]
@@ -153,22 +151,21 @@ class MedusaVllm(NetworkFormat):
         weights |= {name: torch.zeros(width) for name in biases if name not in weights}
         if token_map is not None:
             weights |= {name: weights[name][token_map] for name, shape in shapes.items() if shape is not None}
-        fill(heads, weights, target)
-        return heads
+        return fill(heads, weights, target)
 
 
 def _token_map(files: CheckpointFiles, name: str, vocabulary: int) -> Tensor | None:
     """Return the tokens that can be drafted; None for all."""
     truncated = files.setting("truncated_vocab_size", int, vocabulary)
     if name not in files.tensors:
-        if truncated != vocabulary:
-            raise ModelLoadError(
-                f"{files} drafts {truncated:,} of {vocabulary:,} tokens (truncated_vocab_size) and lacks the "
-                "token_map that says which: get the checkpoint as it was published."
-            )
+        files.refuse_if(
+            truncated != vocabulary,
+            f"drafts {truncated:,} of {vocabulary:,} tokens (truncated_vocab_size) and lacks the token_map that says "
+            "which: get the checkpoint as it was published.",
+        )
         return None
     tokens = files.tensor(name)
     whole = not tokens.is_floating_point() and tokens.dim() == 1 and len(tokens) == len(tokens.unique())
-    if not whole or not len(tokens) or tokens.min() < 0 or tokens.max() >= vocabulary:
-        raise ModelLoadError(f"{files} has a token_map that is not a list of different tokens below {vocabulary:,}.")
+    wrong = not whole or not len(tokens) or tokens.min() < 0 or tokens.max() >= vocabulary
+    files.refuse_if(wrong, f"has a token_map that is not a list of different tokens below {vocabulary:,}.")
     return tokens.long()

@@ -45,7 +45,6 @@ LAYOUTS = (
     ),
 )
 _ASKED = "mtp.fc.weight, model.layers.N.eh_proj.weight, [model.]mtp_layers.N.input_proj.weight"
-_WRITERS = (None, "mtp")  # what the config says of the library speculators
 _OTHER = re.compile(r"(?:^|[._])mtp[._]|nextn")
 _PACKED = re.compile(r".*(?:weight_scale(?:_inv)?|weight_packed|qweight)")
 _LAYER = re.compile(r"mtp\.layers\.\d+\.")
@@ -60,14 +59,14 @@ class MtpModule(NetworkFormat):
     drafters = ("mtp",)
 
     def matches(self, files: CheckpointFiles) -> bool:
-        return files.config.get(SPECULATORS) in _WRITERS and layout_of(files) is not None
+        return layout_of(files) is not None
 
     def load(self, files: CheckpointFiles, target: Target) -> MtpNetwork:
         """See `NetworkFormat.load`. Only the heads' tensors are read; others are those of the target. Raises
         ModelLoadError: no such tensors, quantised ones, or none that fit the target; UsageError: see `MtpNetwork`.
         """
         layout = layout_of(files)
-        if layout is None or files.config.get(SPECULATORS) not in _WRITERS:
+        if layout is None:
             others = sorted(name for name in files.tensors if _OTHER.search(name))
             there = f"; it has {listed(others)}, a layout that is not read" if others else ""
             raise ModelLoadError(
@@ -98,10 +97,8 @@ class MtpModule(NetworkFormat):
                 shapes |= {each: shape for names, shape in stacked.items() for each in names}
         begins = tuple(begun) + ((layout.shared,) if layout.shared else ())
         heads = files.below(begins)
-        if packed := next((name for name in heads.tensors if _PACKED.fullmatch(name)), None):
-            raise ModelLoadError(
-                f"{files} has quantised MTP weights ({packed}), which are not read: use one in bfloat16."
-            )
+        packed = next(filter(_PACKED.fullmatch, heads.tensors), None)
+        files.refuse_if(packed, f"has quantised MTP weights ({packed}), which are not read: use one in bfloat16.")
         vocabulary = tuple(target.hidden.output_layer.shape)
         demand_exactly(heads, shapes, {begin + end: vocabulary for begin in begun for end in layout.copies})
         # 3. What is added to the scores of experts stays in its own precision, as in the target.
@@ -119,6 +116,8 @@ class MtpModule(NetworkFormat):
 
 def layout_of(files: CheckpointFiles) -> Layout | None:
     """Return the layout of a checkpoint's MTP weights; None where it has none that is read."""
+    if files.config.get(SPECULATORS) not in (None, "mtp"):
+        return None
     return next((each for each in LAYOUTS if any(map(each.projection.fullmatch, files.tensors))), None)
 
 

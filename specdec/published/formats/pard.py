@@ -48,12 +48,11 @@ def mask_token_of(files: CheckpointFiles, given: int | None) -> int:
             "was trained with; a model that was not trained to draft in parallel drafts with +drafter=small_model, or "
             "learns it with python -m specdec.train +parallel=pocket target.model=FOLDER."
         )
-    if len(set(said.values())) > 1:
-        several = ", ".join(f"{key}={value}" for key, value in said.items())
-        raise ModelLoadError(
-            f"{files} names several mask tokens ({several}): set drafter.mask_token to the one that it was "
-            "trained with."
-        )
+    several = ", ".join(f"{key}={value}" for key, value in said.items())
+    files.refuse_if(
+        len(set(said.values())) > 1,
+        f"names several mask tokens ({several}): set drafter.mask_token to the one that it was trained with.",
+    )
     return next(iter(said.values()))
 
 

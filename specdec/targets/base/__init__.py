@@ -1,5 +1,5 @@
 """The contract of a target, and what several targets share."""
 
-from specdec.targets.base.contract import Target, TargetCapabilities, targets
+from specdec.targets.base.contract import Evaluation, HiddenStates, Target, TargetCapabilities, targets
 
-__all__ = ["Target", "TargetCapabilities", "targets"]
+__all__ = ["Evaluation", "HiddenStates", "Target", "TargetCapabilities", "targets"]

@@ -29,24 +29,17 @@ Evaluation = Literal["packed", "rows"]
 
 @dataclass(frozen=True)
 class TargetCapabilities:
-    """The abilities of a target.
+    """The abilities of a target."""
 
-    Attributes:
-        structures: names of the structures that it can evaluate.
-        evaluations: the ways in which it can evaluate a draft that branches.
-        recorded: it knows the tokens that were chosen and no law, so that only a rule that commits just these will do.
-    """
-
-    structures: frozenset[str]
-    evaluations: tuple[Evaluation, ...] = ("packed", "rows")
+    structures: frozenset[str]  # names of those that it can evaluate
+    evaluations: tuple[Evaluation, ...] = ("packed", "rows")  # how it can evaluate a draft that branches
+    # It knows the tokens that were chosen and no law, so that only a rule that commits just these will do.
     recorded: bool = False
 
 
 class HiddenStates(ABC):
-    """The hidden states of a target's model, and the weights around them.
-
-    A layer is named by its `offset`, counted down from the last: 0 is what the output head reads, 1 the last layer's
-    input, ..., `layers` the input embeddings.
+    """The hidden states of a target's model, and the weights around them. A layer is named by its `offset`, counted
+    down from the last: 0 is what the output head reads, 1 the last layer's input, ..., `layers` the input embeddings.
     """
 
     @property
@@ -108,36 +101,29 @@ class Target(ABC):
 
     Owns its cache: `start` prefills all of the prompt but its last token, which is the root of round 1; `verify`
     evaluates root and draft; `commit` keeps the accepted path. `p` leaves it standardised.
-
-    Attributes:
-        capabilities: those of this target; the class can be asked before anything is loaded.
-        model: the transformers model, or None where there is none.
-        tokenizer: a transformers tokenizer, or None where there is none.
-        compilation: what `prepare` does; drafters that are models follow it.
-        packages: where passes compiled for a CPU are kept, those of such drafters too; None: until the process ends.
-        states: hidden states, where something asked for them (`HiddenStates.keep`), else None: after `start` those of
-            `prompt[:-1]`, [S-1, D]; after `commit` those of the root and the accepted nodes, [A+1, D]. So the last one
-            is h_t of the next round (see `heads`).
-        logits: after `verify` the logits [N+1, V] of the root and the nodes, as the model gave them; None where only a
-            record of tokens is known. On a GPU the next `verify` may overwrite them.
-        keeps_state: layers keep a state that `commit` brings back, which takes time of its own (`Marks.restored`).
     """
 
-    capabilities: TargetCapabilities
+    capabilities: TargetCapabilities  # the class can be asked before anything is loaded
 
     vocab_size: int
     context_length: int
     end_tokens: frozenset[int]
     device: torch.device
     sampling: SamplingConfig
-    model: Any = None
-    tokenizer: Any = None
+    model: Any = None  # of transformers; None where there is none
+    tokenizer: Any = None  # of transformers; None where there is none
     evaluation: Evaluation = "packed"
-    compilation: Literal["trace", "inductor"] | None = None
+    compilation: Literal["trace", "inductor"] | None = None  # what `prepare` does; drafters that are models follow it
+    # Where passes compiled for a CPU are kept, those of such drafters too; None: until the process ends.
     packages: PackageFolder | None = None
+    # Hidden states, where something asked for them (`HiddenStates.keep`), else None: after `start` those of
+    # `prompt[:-1]`, [S-1, D]; after `commit` those of the root and the accepted nodes, [A+1, D]. So the last one is h_t
+    # of the next round (see `heads`).
     states: Tensor | None = None
+    # After `verify` the logits [N+1, V] of the root and the nodes, as the model gave them; None where only a record of
+    # tokens is known. On a GPU the next `verify` may overwrite them.
     logits: Tensor | None = None
-    keeps_state = False
+    keeps_state = False  # layers keep a state that `commit` brings back, in time of its own (`Marks.restored`)
 
     def room(self, tree: Tree) -> int:
         """Return the cache slots that root and draft take: for all nodes, or in each copy for the longest path."""
@@ -150,9 +136,8 @@ class Target(ABC):
         """
 
     def prepare(self, sizes: Collection[int], capacity: int, branches: int = 1) -> None:
-        """Compile what can be compiled, before anything is timed; do nothing where compilation was not asked for. Calls
-        to come have `sizes` tokens: 1, and those of the primary draft with its root. `capacity` and `branches` are the
-        largest values that `start` will be given.
+        """Compile what can be compiled, where that was asked for, before anything is timed. Calls to come have `sizes`
+        tokens: 1, and the primary draft with its root; `capacity` and `branches` are the largest in any `start`.
         """
 
     @property
