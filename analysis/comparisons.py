@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,6 @@ RANGES_OF_RULES = {  # of what `of_rules` returns, where that is not just positi
     **{"rate": Range(low=1.0), "lead": ANY, "log_likelihood": Range(high=0.0)},
     **dict.fromkeys(("tv", "otherwise"), SHARE),
 }
-K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -97,25 +96,26 @@ def compare(
     return StrategyComparison(cells, {column: values[..., index] for index, column in enumerate(columns)}, len(prompts))
 
 
-@dataclass(frozen=True)
 class ReplayedSpeedups:
-    """Tokens per call and speedup of strategies whose rounds were replayed and whose seconds are predicted."""
+    """Tokens per call and speedup of strategies whose rounds were replayed and whose seconds are predicted.
 
-    texts: pd.DataFrame  # a line for each strategy and stream: the replay, with `seconds` and `plain_s`
-    compared: StrategyComparison  # sums over prompts
-    # tokens (per call) and speedup, [1 + B, C] each; the speedup of what could not be timed is NaN
-    statistics: Mapping[str, np.ndarray]
-    # a line for each strategy: keys, tokens and speedup with _low and _high, nodes (mean of a draft), what a study adds
-    cells: pd.DataFrame
+    Attributes:
+        texts: a line for each strategy and stream: the replay, with `seconds` and `plain_s`.
+        compared: their sums over prompts.
+        statistics: tokens (per call) and speedup, [1 + B, C] each; the speedup of what could not be timed is NaN.
+        cells: a line for each strategy: keys, tokens and speedup with _low and _high, nodes (mean of a draft), what a
+            study adds.
+    """
 
-    @classmethod
-    def of(cls, texts: pd.DataFrame, keys: Sequence[str], depth: str, replicates: int, seed: int) -> "ReplayedSpeedups":
+    def __init__(self, texts: pd.DataFrame, keys: Sequence[str], depth: str, replicates: int, seed: int) -> None:
         """Add up texts with their seconds. depth: the key that no draft of a strategy is deeper than."""
-        compared = compare(texts, keys, ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
-        statistics = {"tokens": compared.ratio("tokens", "rounds"), "speedup": compared.ratio("plain_s", "seconds")}
-        possible = {"tokens": [per_round(most) for most in compared.cells[depth]]}
-        cells = compared.table(statistics, possible).assign(nodes=compared.ratio("nodes", "rounds")[0])
-        return cls(texts, compared, statistics, cells)
+        self.texts = texts
+        self.compared = compare(texts, keys, ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
+        ratio = self.compared.ratio
+        self.statistics = {"tokens": ratio("tokens", "rounds"), "speedup": ratio("plain_s", "seconds")}
+        possible = {"tokens": [per_round(most) for most in self.compared.cells[depth]]}
+        cells = self.compared.table(self.statistics, possible)
+        self.cells = cells.assign(nodes=ratio("nodes", "rounds")[0])
 
     def place(self, *keys: Any) -> int:
         """Return the place of a strategy, which has been compared."""
@@ -212,6 +212,6 @@ def curve(table: pd.DataFrame, over: str, name: str) -> dict[int, float]:
     return table.set_index(over)[name].dropna().to_dict()
 
 
-def finite(values: Mapping[K, float]) -> dict[K, float]:
-    """Keep what has a value, of metrics or of a curve's points."""
+def finite(values: Mapping[str, float]) -> dict[str, float]:
+    """Keep the metrics that have a value."""
     return {name: float(value) for name, value in values.items() if np.isfinite(value)}

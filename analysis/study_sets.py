@@ -3,15 +3,14 @@ by data set is the main one of N-Grammys (2411.03786); and the chapters of a rep
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .comparisons import ReplayedSpeedups, interval, listed, printed, tokens_per_call
+from .comparisons import interval, listed, printed, tokens_per_call
 from .figures import pictures, style
 from .intervals import Interval
 from .pages.html import Chapter
@@ -203,32 +202,24 @@ def _share_bars(groups: dict[str, dict[str, list[Interval]]], title: str, ticks:
 BEST = "(k*, w*)"
 
 
-@dataclass(frozen=True)
 class Judged:
-    """A study with its numbers and, where it decoded whole texts live, those of its whole runs."""
+    """A study `grid` with its numbers and, where it decoded whole texts live, those of its whole runs.
 
-    label: str
-    study: FinishedStudy
+    Attributes:
+        fastest: the shape with the largest predicted speedup, which is the one that is decoded whole.
+        shapes: the fastest shape, and the usual one where the grid has it, by what they are called.
+    """
 
-    @cached_property
-    def numbers(self) -> ReplayedSpeedups:
-        about, tables = self.study.about, self.study.tables
-        return grid(tables["replay"], tables["block_times"], tables["host_times"], about.replicates, about.seed)
-
-    @cached_property
-    def whole(self) -> WholeRuns | None:
-        about, table = self.study.about, self.study.tables["whole"]
-        return WholeRuns(table, about.replicates, about.seed) if len(table) else None
-
-    @cached_property
-    def fastest(self) -> Shape:
-        """The shape with the largest predicted speedup, which is the one that is decoded whole."""
-        return best(self.numbers, "speedup")
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        """The fastest shape, and the usual one where the grid has it, by what they are called."""
-        return {BEST: self.fastest} | ({f"{USUAL}": USUAL} if self.numbers.compared.place(*USUAL) is not None else {})
+    def __init__(self, label: str, study: FinishedStudy) -> None:
+        about, tables = study.about, study.tables
+        self.label, self.about = label, about
+        self.numbers = grid(tables["replay"], tables["block_times"], tables["host_times"], about.replicates, about.seed)
+        whole = tables["whole"]
+        self.whole = WholeRuns(whole, about.replicates, about.seed) if len(whole) else None
+        self.fastest = best(self.numbers, "speedup")
+        self.shapes = {BEST: self.fastest}
+        if self.numbers.compared.place(*USUAL) is not None:
+            self.shapes[f"{USUAL}"] = USUAL
 
     def speedup(self, shape: Shape) -> tuple[float, float, str]:
         """Return mean and standard deviation of the speedup, and what they are the mean of: whole runs, or repeats of
@@ -237,12 +228,10 @@ class Judged:
         for line in [] if self.whole is None else self.whole.shapes.to_dict("records"):
             if (line["k"], line["w"]) == shape:
                 return line["speedup"], line["deviation"], counted(line["runs"], "whole run")
-        how = "simulated" if self.study.about.simulated else "predicted"
         line = self.numbers.line(*shape)
-        return line["speedup"], line["deviation"], how
+        return line["speedup"], line["deviation"], "simulated" if self.about.simulated else "predicted"
 
     def said(self, shape: Shape) -> str:
-        """Return the speedup with its deviation as text."""
         return plus_minus(*self.speedup(shape)[:2])
 
 
@@ -264,7 +253,7 @@ def grid_sets(studies: Labelled) -> list[Section]:
     by_model: dict[tuple[str, str], dict[str, str]] = {}
     lines, sources = [], []
     for each in found:
-        about, numbers = each.study.about, each.numbers
+        about, numbers = each.about, each.numbers
         for kind in (BEST, f"{USUAL}"):
             shape, shown = each.shapes.get(kind), "–"
             if shape is not None:

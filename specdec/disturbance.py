@@ -84,9 +84,7 @@ class Watch:
         return None
 
     def await_quiet(self, seconds: float = 1.0) -> None:
-        """Wait until other work takes less than 5% of this process's processors, as measured over so many seconds.
-        EnvironmentFault where it did not become so within ten minutes.
-        """
+        """Wait until others take under 5% of the processors over `seconds`. EnvironmentFault: not in ten minutes."""
         from specdec.progress import stage  # the script for a GPU machine runs without what draws it
 
         share = self.others(seconds)
@@ -113,9 +111,7 @@ class Watch:
 
 
 class ProcessWatch(Watch):
-    """Watches this process. What the kernel shows is read at most every 15 milliseconds, and spread over the time from
-    one reading to the next: shorter rounds share what was lost between two.
-    """
+    """Watches this process. Readings are 15 milliseconds apart or more: what was lost in between is spread evenly."""
 
     def __init__(
         self, gpu: Callable[[], bool] | None = None, missing: Sequence[str] = (), proc: Path = Path("/proc")
@@ -183,9 +179,7 @@ class ProcessWatch(Watch):
         return sum(sum(ticks) - ticks[3] - ticks[4] for ticks in self._ticks()) / os.sysconf("SC_CLK_TCK")
 
     def _ticks(self) -> list[list[int]]:
-        """Return the ticks of each of this process's processors: user, nice, system, idle, iowait, irq, softirq, steal;
-        nothing where they are not shown.
-        """
+        """Return ticks by own processor: user, nice, system, idle, iowait, irq, softirq, steal; [] if not shown."""
         if self._stat is None:
             return []
         lines = (line.split() for line in os.pread(self._stat, 1 << 16, 0).decode("ascii").splitlines())

@@ -149,10 +149,9 @@ def distribution(
 
 
 def contributions(histograms: pd.DataFrame, replay: pd.DataFrame, names: Sequence[str], about: About) -> pd.DataFrame:
-    """Return a line for each strategy: rows (offered in a round), wins (share of rounds in which its row was accepted),
-    of_rows and of_wins (its shares of all rows and of all won rounds), per_row (won rounds for each row offered),
-    tokens (its share of all accepted tokens), length (mean accepted tokens in the rounds it won); each with _low and
-    _high.
+    """Return a line for each strategy: rows (of a round), wins (share of the rounds in which its row was accepted),
+    of_rows, of_wins and tokens (its shares of all rows, won rounds and accepted tokens), per_row (won rounds for each
+    row), and length (mean accepted tokens in the rounds it won); each with _low and _high.
     """
     per_prompt = pd.DataFrame({"rounds": replay.groupby("prompt")["rounds"].sum()})
     for index, name in enumerate(names):
@@ -190,7 +189,6 @@ def _bars(
     groups: Mapping[str, Sequence[Interval]], ticks: Sequence[str], xlabel: str, ylabel: str, title: str,
     replay: pd.DataFrame, about: About,
 ) -> Figure:  # fmt: skip
-    """Draw bars of each strategy side by side."""
     k, w, prompts = replay["k"].iloc[0], replay["w"].iloc[0], replay["prompt"].nunique()
     whiskers = "whiskers: 95% prompt-bootstrap intervals" if prompts >= FEWEST else "no intervals"
     caption = f"{counted(prompts, 'prompt')}, {counted(int(replay['rounds'].sum()), 'round')}, replayed; {whiskers}."

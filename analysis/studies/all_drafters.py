@@ -23,7 +23,6 @@ _SETTINGS = {"chain": "chains", "tree": "trees"}
 
 @register("all_drafters")
 def findings(tables: Tables, about: About) -> Findings:
-    """Read all tables of the study."""
     arms, live = tables["arms"].set_index("arm").astype({"lossless": bool}), tables["live"]
     live = live.rename(columns={"seconds": "round_s"}).astype({"rounds": float, "tokens": float})
     by_prompt = live.groupby(["arm", "prompt"])[list(OWN_SUMS)].sum()

@@ -35,9 +35,7 @@ _HATCHES = {"draft": (style.YELLOW, "//"), "verify": (style.SKY, ""), "rest": (s
 
 @register("batching")
 def findings(tables: Tables, about: About) -> Findings:
-    """Read all tables of the study. Metrics `batching/<drafter>.break_even` are 0 where no batch pays, and absent where
-    all that were tried do.
-    """
+    """Read all tables. Metrics `batching/<drafter>.break_even`: 0 where no batch pays, absent where all tried do."""
     found = BatchNumbers(tables, about.replicates, about.seed)
     answer, calls = _answer(found, tables, about), _calls(found, tables, about)
     sections = (answer, _costs(found, about), _throughput(found, about), calls)
@@ -130,7 +128,6 @@ class BatchNumbers:
         return sorted(set(self.cells.loc[self.cells["drafter"] == drafter, "gamma"]) - {BEST})
 
     def end(self, drafter: str, gamma: int = BEST) -> pd.Series:
-        """Return the line of `ends` of a drafter and gamma."""
         return self.ends[(self.ends["drafter"] == drafter) & (self.ends["gamma"] == gamma)].iloc[0]
 
 

@@ -54,7 +54,7 @@ def budgets(tables: Tables, replicates: int, seed: int) -> ReplayedSpeedups:
         own = host_times[(host_times["drafter"] == drafter) & (host_times["shape"] == shape)]
         seconds, baseline = stream_seconds(part, repeats_of(block_times, pd.concat([plain, own])))
         parts.append(part.assign(seconds=seconds.mean(axis=0), plain_s=baseline.mean(axis=0)))
-    found = ReplayedSpeedups.of(pd.concat(parts, ignore_index=True), KEYS, "budget", replicates, seed)
+    found = ReplayedSpeedups(pd.concat(parts, ignore_index=True), KEYS, "budget", replicates, seed)
     beside, cells = found.compared.beside, found.cells
     leads = {f"{name}_lead": values - beside(values, shape=REFERENCE) for name, values in found.statistics.items()}
     bounded = found.compared.table(leads, dict.fromkeys(leads, ANY)).drop(columns=KEYS)
@@ -173,9 +173,7 @@ def _section(
     name: str, label: str, text: tuple[str, ...], columns: Mapping[str, str], drafter: str, cells: pd.DataFrame,
     about: About,
 ) -> Section:  # fmt: skip
-    """Write a section of one drafter: the table, and a line for each structure over the number of draft nodes with the
-    paired differences to the chain below. `name` is the column of `cells`, "tokens" or "speedup", `label` its name.
-    """
+    """Write one drafter's section: column `name` over draft nodes, and its paired differences to the chain."""
     others, exact = cells[cells["shape"] != REFERENCE], name == "tokens"
     rounds = "greedy texts replayed, exact for these" if exact else f"rounds by replay, seconds {about.source}"
     bars = "bars: 95% prompt-bootstrap intervals" if cells[f"{name}_low"].notna().any() else "no intervals"

@@ -21,9 +21,7 @@ USUAL: Shape = (10, 10)  # The shape of N-Grammys (2411.03786)
 
 @register("grid", overlay="ngrammys_grid")
 def findings(tables: Tables, about: About) -> Findings:
-    """Read `replay`, `block_times`, `host_times`, `live`, `whole` and `skipped`. Metrics best_k and best_w are those of
-    the fastest shape, `whole.*` those of whole runs of the fastest (best) and the usual one (10x10).
-    """
+    """Read all tables. Metrics best_k, best_w: the fastest shape; `whole.*`: whole runs of it (best) and 10x10."""
     live, whole = tables["live"], tables["whole"]
     found = grid(tables["replay"], tables["block_times"], tables["host_times"], about.replicates, about.seed)
     fastest, longest = best(found, "speedup"), best(found, "tokens")
@@ -94,7 +92,7 @@ def grid(
     texts = replay.assign(seconds=seconds.mean(axis=0), plain_s=plain.mean(axis=0))
     untimed = texts["seconds"].isna().groupby([texts["k"], texts["w"]]).transform("any")
     texts.loc[untimed, "seconds"] = np.nan  # a speedup over some of the texts would not compare with the others
-    found = ReplayedSpeedups.of(texts, ["k", "w"], "w", replicates, seed)
+    found = ReplayedSpeedups(texts, ["k", "w"], "w", replicates, seed)
     by_repeat = []
     for mine, base in zip(seconds, plain, strict=True):
         totals = replay[["k", "w"]].assign(mine=mine, base=base).groupby(["k", "w"]).sum(skipna=False)
@@ -110,18 +108,15 @@ def best(found: ReplayedSpeedups, name: str) -> Shape:
 
 
 def steadiness(found: ReplayedSpeedups, name: str, shape: Shape) -> float:
-    """Return the share of replicates in which `shape` is the best, NaN from too few prompts: low where many shapes are
-    nearly as good.
-    """
+    """Return the share of replicates in which `shape` is best: low where many are as good; NaN from few prompts."""
     values = found.statistics[name][1:]
     places = np.nanargmax(values[np.isfinite(values).any(axis=1)], axis=1)
     return float(np.mean(places == found.place(*shape))) if len(places) else float("nan")
 
 
 def _live_shapes(live: pd.DataFrame) -> pd.DataFrame:
-    """Return, by k and w of live runs beside plain decoding (w = 0): runs, tokens (per call), together (speedup of all
-    runs together), speedup and deviation (mean and standard deviation of the runs' speedups; NaN for one run) and
-    identical (share of texts that are the replayed ones).
+    """Return, by k and w: runs, tokens (per call), together (speedup of all runs), speedup and deviation (mean and
+    standard deviation of the runs' speedups; NaN for one run), identical (share of texts as replayed).
     """
     plain, drafted = live[live["w"] == 0].groupby("repeat")["seconds"].sum(), live[live["w"] > 0]
     sums = drafted.groupby(["k", "w"])[["tokens", "rounds", "seconds"]].sum()
@@ -341,10 +336,8 @@ def _live(check: pd.DataFrame, live: pd.DataFrame, about: About) -> Section:
 
 @style.in_style
 def _maps(panels: Mapping[str, tuple[pd.DataFrame, str, Shape | None]], *, title: str, caption: str) -> Figure:
-    """Draw one map below the other, with values in the cells; a shape without a value is grey.
-
-    panels: title of a panel -> the shapes, the column that it shows, and the shape with a frame. The usual shape has a
-    dashed frame where it is part of the grid.
+    """Draw one map below the other, with values in the cells; what has none is grey. panels: title -> shapes, the
+    column shown, and the shape with a frame; the usual shape has a dashed one where it is part of the grid.
     """
     grids = {name: shapes.pivot(index="k", columns="w", values=column) for name, (shapes, column, _) in panels.items()}
     rows = [max(2, len(values)) for values in grids.values()]

@@ -34,7 +34,6 @@ _INTERVALS = "with 95% prompt-bootstrap intervals"
 
 @register("lenience")
 def findings(tables: Tables, about: About) -> Findings:
-    """Read all tables of the study."""
     outputs, settings = tables["outputs"], tables["settings"].iloc[0]
     gamma = int(settings["gamma"])
     cells, prompts = rules(outputs, tables["alphas"], gamma, about.replicates, about.seed)

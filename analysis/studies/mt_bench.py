@@ -19,7 +19,6 @@ _COLUMNS = {"category": "category", "temperature": "temperature", "questions": "
 
 @register("mt_bench")
 def findings(tables: Tables, about: About) -> Findings:
-    """Read all tables of the study."""
     outputs, answers = tables["outputs"], tables["answers"].set_index("method")
     drafter = str(next(method for method in answers.index if method != PLAIN))
     cells = answered(outputs, drafter, about)

@@ -89,8 +89,7 @@ def slowdowns(times: pd.DataFrame) -> pd.DataFrame:
 
 
 class Growth:
-    """The growth of the slow-down at one context, where t(1, 1) was timed, with the tokens evaluated, whatever their
-    shape.
+    """The growth of the slow-down with the tokens evaluated, of any shape, at a context where t(1, 1) was timed.
 
     Attributes:
         tokens: sizes, ascending.
@@ -430,9 +429,7 @@ def _heat_maps(cells: Mapping[str, pd.DataFrame], *, title: str, caption: str) -
 def _by_tokens(
     grown: Mapping[int, Growth], products: Mapping[str, pd.DataFrame], end: int, *, title: str, caption: str
 ) -> Figure:
-    """Draw slow-down over tokens evaluated, up to `end`, points and a line that never falls for each context; and
-    below, where there are products, their operations per byte with the machine's threshold.
-    """
+    """Draw slow-down over tokens up to `end` by context, and below, where there are products, operations per byte."""
     if products:
         figure, panels = style.new_panels(title, caption, 8.2, rows=2, sharex=True, height_ratios=(1.15, 1))
         upper, bottom = panels[:, 0]

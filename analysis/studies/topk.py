@@ -52,7 +52,6 @@ def findings(tables: Tables, about: About) -> Findings:
 
 
 def strategy_names(cells: pd.DataFrame) -> list[str]:
-    """Return the names of a table's lines in words."""
     return [f"{name}, w = {w}" for name, w in zip(cells["drafter"], cells["w"], strict=True)]
 
 

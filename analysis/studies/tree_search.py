@@ -120,18 +120,12 @@ def _choice(cells: pd.DataFrame, prompts: str, tables: Tables, about: About) -> 
     dotted = style.STRUCTURES["tree"]._replace(marker="", dash=":")
     star = style.Look(style.PURPLE, "*", "none")
     bare = cells.drop(columns=["tokens_low", "speedup_low"])
-    panels = [
-        pictures.Panel(
-            label,
-            {
-                **pictures.structure_lines(cells, name),
-                "tree, predicted": pictures.over(trees.sort_values("budget"), "budget", f"predicted_{name}", dotted),
-                "chosen tree": pictures.over(bare[bare["shape"] == CHOSEN], "budget", name, star),
-            },
-            level=(1.0, ""),
-        )
-        for name, label in (("tokens", "tokens per round"), ("speedup", "speedup"))
-    ]
+    panels = []
+    for name, label in (("tokens", "tokens per round"), ("speedup", "speedup")):
+        lines = pictures.structure_lines(cells, name)
+        lines["tree, predicted"] = pictures.over(trees.sort_values("budget"), "budget", f"predicted_{name}", dotted)
+        lines["chosen tree"] = pictures.over(bare[bare["shape"] == CHOSEN], "budget", name, star)
+        panels.append(pictures.Panel(label, lines, level=(1.0, "")))
     figure = pictures.chart(
         *panels,
         title=f"Tree budget against tokens per round and speed\n{about.title}",

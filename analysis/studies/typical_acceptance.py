@@ -26,7 +26,6 @@ _COLUMNS = {"temperature": "temperature", "rule": "name", "epsilon": "shown_epsi
 
 @register("typical_acceptance")
 def findings(tables: Tables, about: About) -> Findings:
-    """Read all tables of the study."""
     outputs, settings = tables["outputs"], tables["settings"].iloc[0]
     temperature = settings["epsilon_temperature"]
     cells, prompts = rules(outputs, about.replicates, about.seed)

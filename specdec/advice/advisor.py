@@ -1,8 +1,6 @@
-"""One session of `specdec.advise`: calibrate, decode plain text only, replay the drafter along it, predict.
-
-Nothing is ever drafted and verified together, unless the drafter's replay calls the target, or no text tells the rounds
-of its chains: these are decoded at the largest gamma, and a model fitted to them predicts the others. The advice goes
-to files, not to a tracking run.
+"""One session of `specdec.advise`: calibrate, decode plain text, replay the drafter along it, predict. Drafts are
+verified only where a replay calls the target, or no text tells the rounds of chains: these are decoded at the largest
+gamma, and a model fitted to them predicts the others. The advice goes to files, not to a tracking run.
 """
 
 import logging
@@ -305,9 +303,8 @@ class _Advisor:
         return advice, recommendation
 
     def _costs(self) -> dict[str, dict[int, float]]:
-        """Return costs of a round by nodes offered: `verify`, the call t(offered + 1); `draft`, of a whole draft; and
-        `accept`, less what accepting takes the baseline. They are over t(1) of the same calibration, so that a machine
-        that changes its speed changes no ratio.
+        """Return costs by nodes offered, over t(1) of the same calibration, so that the machine's speed changes none:
+        `verify`, t(offered + 1); `draft`, of a whole draft; `accept`, less the baseline's.
         """
         calibrations, pairs = self._calibrations, list(zip(self._calibrations, self._accepts, strict=True))
         verify = {n - 1: fmean(c.t(n) / c.t(1) for c in calibrations) for n in calibrations[0].calls}
@@ -341,10 +338,9 @@ def _interpolated(costs: Mapping[int, float], offered: int) -> float:
 
 
 def predicted_walks(texts: Sequence[tuple[int, Generation]], gammas: Sequence[int]) -> list[dict[int, Walk]]:
-    """Return the walk of each text at each gamma, by the model of stretches fitted to their rounds (theory.md 5.7).
-
-    A prompt whose texts took more rounds at the largest gamma than the model expects takes as many times more at every
-    gamma, so that prompts differ in the prediction as they do in decoding. Raises UsageError: too few rounds for a fit.
+    """Return the walk of each text at each gamma, by the model of stretches fitted to their rounds (theory.md 5.7). A
+    prompt that took more rounds at the largest gamma than the model expects takes as many times more at every gamma, so
+    that prompts differ as in decoding. Raises UsageError: too few rounds for a fit.
     """
     longest = max(gammas)
     lines = []
@@ -362,23 +358,17 @@ def predicted_walks(texts: Sequence[tuple[int, Generation]], gammas: Sequence[in
     names = ("text", "prompt", "offered", "accepted", "rejected", "room", "committed")
     table = dict(zip(names, np.array(lines, dtype=np.int64).T, strict=True))
     offers = bool((table["offered"] < table["room"]).any())
-    trace = make_trace(table, max(prompt for prompt, _ in texts) + 1)
-    fit = fit_stretches(longest, offers, trace)
+    prompts = [prompt for prompt, _ in texts]
+    fit = fit_stretches(longest, offers, make_trace(table, max(prompts) + 1))
     lengths = np.array([len(text.tokens) for _, text in texts])
     rounds = {gamma: fit.rounds_of(gamma, lengths)[0] for gamma in gammas}
-    shares = {gamma: fit.offered(gamma, lengths) for gamma in gammas}
-    taken = np.bincount(table["prompt"]) / np.bincount([prompt for prompt, _ in texts], rounds[longest])
-    return [
-        {
-            gamma: Walk(
-                {size: float(rounds[gamma][number] * taken[prompt] * share)
-                 for size, share in enumerate(shares[gamma]) if share > 0},
-                draft_s=None,
-            )
-            for gamma in gammas
-        }
-        for number, (prompt, _) in enumerate(texts)
-    ]  # fmt: skip
+    taken = np.bincount(table["prompt"]) / np.bincount(prompts, rounds[longest])
+    walks: list[dict[int, Walk]] = [{} for _ in texts]
+    for gamma in gammas:
+        shares = {size: share for size, share in enumerate(fit.offered(gamma, lengths)) if share > 0}
+        for walk, expected in zip(walks, rounds[gamma] * taken[prompts], strict=True):
+            walk[gamma] = Walk({size: float(expected * share) for size, share in shares.items()}, draft_s=None)
+    return walks
 
 
 def _statistic(sums: Columns) -> dict[str, np.ndarray]:

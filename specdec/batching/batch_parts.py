@@ -55,9 +55,7 @@ class BatchTarget:
         self._keep_states(slot)
 
     def verify(self, drafts: Mapping[int, Draft]) -> dict[int, Tensor]:
-        """Evaluate root and draft of each slot; return p [N+1, V] of each, as `Target.verify` does. Raises
-        NumericsError: the logits are not finite; names the position.
-        """
+        """Evaluate root and draft of each slot; return p [N+1, V] of each. NumericsError: see `Target.verify`."""
         p: dict[int, Tensor] = {}
         for slot, draft in drafts.items():
             p[slot] = self.texts[slot].verify(draft)

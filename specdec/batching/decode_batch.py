@@ -117,7 +117,6 @@ def _step(
     clock: Clock,
     active: Mapping[int, GrowingText],
 ) -> list[Round]:
-    """Decode one round of every active sequence."""
     before, start = clock.watch.read(), clock.mark()
     # 1. Draft: nothing is offered beyond the last token, which the target gives for free.
     drafts = drafter.draft({slot: structure.clamped(each.room - 1) for slot, each in active.items()})

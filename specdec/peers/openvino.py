@@ -55,7 +55,7 @@ class OpenVinoPeer(Peer):
         super().__init__(name, kind, work, settings)
         self._root = root
         self._pipeline: Any = None
-        self._opened = ""  # name of the setting that the pipeline was opened with
+        self._opened: Setting | None = None
 
     def prepare(self) -> None:
         """Write the small model beside the target, and the tokenizer that both share into both folders: GenAI drafts
@@ -77,14 +77,14 @@ class OpenVinoPeer(Peer):
             openvino.save_model(tokenizer, self._root / folder / "openvino_tokenizer.xml")
 
     def generate(self, prompt: Prompt, setting: Setting, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
-        if self._pipeline is None or self._opened != setting.name:
+        if self._opened is not setting:
             self.close()  # before the next one: each holds the weights in its own layout
-            self._pipeline, self._opened = self._open(setting), setting.name
+            self._pipeline, self._opened = self._open(setting), setting
             self._timed(prompt, sampling)  # the first call allocates
         return self._timed(prompt, sampling)
 
     def close(self) -> None:
-        self._pipeline = None
+        self._pipeline = self._opened = None
 
     def _timed(self, prompt: Prompt, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
         import openvino
@@ -282,7 +282,6 @@ class _Graph(nn.Module):
 
 
 def _example(shapes: list[tuple[int, int]]) -> tuple[Tensor, ...]:
-    """Return arguments of `_Graph` to trace it with."""
     places = torch.arange(_PAST, _PAST + _TOKENS)
     tokens = torch.zeros(_SEQUENCES, _TOKENS, dtype=torch.long)
     return (

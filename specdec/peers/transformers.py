@@ -45,7 +45,6 @@ class TransformersPeer(Peer):
     """`transformers` `generate` on our target's own model object."""
 
     def __init__(self, kind: str, work: Work, settings: Sequence[Setting]) -> None:
-        """Make a peer that is named as its kind."""
         from transformers import GenerationConfig
 
         super().__init__(kind, kind, work, settings)

@@ -76,11 +76,10 @@ def start(arguments: Sequence[str]) -> Any:
 
 
 def answer(address: str, prompt: str | Sequence[int], tokens: int) -> dict[str, Any]:
-    """Let a llama.cpp server write the most probable text behind a prompt, given as text or token ids, of at most so
-    many tokens; return its answer, with the text (`content`), its tokens and `steps`, the `COUNTERS` after each round.
-    No cache of an earlier prompt is used, and nothing but `address`, such as `http://127.0.0.1:8080`, is asked, through
-    no proxy. UsageError: nothing answers there, or no server of llama.cpp; EnvironmentFault: the server is gone before
-    its answer ends.
+    """Let a llama.cpp server write the most probable text of at most so many tokens behind a prompt, text or ids;
+    return `content`, its tokens, and `steps`, the `COUNTERS` after each round. No earlier prompt's cache is used, and
+    nothing but `address`, such as `http://127.0.0.1:8080`, is asked, through no proxy. UsageError: no server of
+    llama.cpp answers there; EnvironmentFault: it is gone before its answer ends.
     """
     asked = {"prompt": prompt, "n_predict": tokens, "temperature": 0.0, "cache_prompt": False}
     asked |= {"stream": True, "timings_per_token": True, "return_tokens": True}

@@ -36,7 +36,6 @@ class ServedText:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the output."""
         return len(self.lengths)
 
     def committed(self, position: int, gamma: int) -> int:
@@ -65,11 +64,9 @@ class Arrival:
 
 
 def arriving(rate: float, texts: Sequence[ServedText], seed: int, times: Sequence[float] = ()) -> Iterator[Arrival]:
-    """Yield arrivals without end, on average `rate` per second, each with one of `texts`, drawn with replacement.
-
-    They are Poisson, or have the gaps of recorded `times`, in their order, again and again, scaled to the rate; `times`
-    are seconds, ascending, at least two that differ. Rates share their random numbers: at twice the rate the same
-    requests arrive in half the time.
+    """Yield arrivals without end, on average `rate` per second, each with one of `texts`, drawn with replacement:
+    Poisson, or with the gaps of recorded `times` (seconds, ascending, at least two that differ), again and again,
+    scaled to the rate. Rates share their random numbers: at twice the rate the same requests arrive in half the time.
     """
     dice, drawn = (np.random.default_rng([seed, stream]) for stream in (0, 1))
     recorded, at = np.diff(np.asarray(times, dtype=float)), 0.0

@@ -12,9 +12,7 @@ from specdec.studies.base.replayed import Strategy, check_rows, replay
 
 @studies.register("ablation")
 class Ablation(Study):
-    """Tables: `replay` and `histograms`, as `replayed.replay` has them, of the run's drafter on the run's k rows of
-    width w, keys k and w.
-    """
+    """Tables: `replay` and `histograms` of `replayed.replay`, of the run's drafter and rows, with keys k and w."""
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         structure = check_rows(bench)

@@ -107,9 +107,7 @@ class Batching(Study, Named):
         return max(self.texts, self.texts_per_slot * batch)
 
     def _calibrated(self, bench: Bench, rig: "_Rig") -> tuple[CostReport | None, pd.DataFrame, pd.DataFrame]:
-        """Fit the cost model to calls on one sequence, made by the engine of batches, where there is arithmetic to
-        explain; time calls and drafts, in turn, for every batch.
-        """
+        """Fit the cost model, where there is one, to calls on one sequence; time calls and drafts at every batch."""
         report: CostReport | None = None
         cost: SimulatedCost | None = None
         if rig.contexts:
@@ -187,19 +185,15 @@ class Batching(Study, Named):
 
 
 class _Rig:
-    """Target and drafters over one set of buffers, which serves every batch: whoever decodes first at some batch would
-    else be the one who pays for new memory.
-    """
+    """Target and drafters over one set of buffers for all batches, so that no batch pays for new memory."""
 
     def __init__(self, bench: Bench, made: Mapping[str, Drafter], arms: Sequence[Arm], largest: int) -> None:
         """Make room for batches of up to `largest` sequences."""
         self.bench, self.arms, parts, measurement = bench, arms, bench.parts, bench.plan.measurement
         self.prompts = list(parts.prompts.prompts)
         random.Random(bench.plan.seed).shuffle(self.prompts)
-        self._drafters = {
-            name: batch_drafter(drafter, parts.target, largest)
-            for name, drafter in [*made.items(), (PLAIN[0], NoDrafter())]
-        }
+        every = {**made, PLAIN[0]: NoDrafter()}
+        self._drafters = {name: batch_drafter(each, parts.target, largest) for name, each in every.items()}
         # The cost model is fitted to calls behind so many tokens; a target without arithmetic has none to explain.
         self.contexts = measurement.cost_contexts if parts.target.products() else []
         room = parts.target.room(chain_tree(max(gamma for _, gamma in (PLAIN, *arms))))

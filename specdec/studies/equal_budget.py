@@ -22,8 +22,7 @@ from specdec.studies.base import Ascending, Bench, Positive, Study, halves_of, s
 from specdec.studies.base.live_runs import StudyArm, host_times, prepare_target
 from specdec.studies.base.replayed import Strategy, built_lookups, replay
 from specdec.theory.trees import best_tree
-from specdec.timing.calls import call_sizes
-from specdec.timing.shapes import Shape, time_shapes
+from specdec.timing.calls import Shape, call_sizes, time_shapes
 
 PLAIN = {"drafter": "", "shape": "plain", "budget": 0}
 SHAPES = ("chain", "rows", "tree")

@@ -17,7 +17,7 @@ from specdec.structures import structures
 from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import OUTPUTS, StudyArm, host_times, interleaved, outputs_of, prepare_target
 from specdec.studies.base.replayed import Strategy, check_rows, replay
-from specdec.timing.shapes import Shape, time_shapes
+from specdec.timing.calls import Shape, time_shapes
 
 PLAIN: Shape = (1, 0)  # plain decoding, as a shape
 

@@ -47,8 +47,7 @@ class MtBench(Study, Named):
     `outputs`: a line for every turn that was answered, as `live_runs.Decoded` has it with key method ("plain" or the
         drafter); temperature, prompt (the question), choice and turn (1, 2).
     `answers`: a line for every file: method, verifier, model_id, path (below the run's folder), questions, missing
-        (turns that did not fit into the target's context and stand as NO_ANSWER) and chat (a chat template was
-        applied).
+        (turns beyond the target's context, which stand as NO_ANSWER) and chat (a chat template was applied).
 
     The second turn of each method follows that method's own first answer. Both answer a question in random order.
     """
@@ -135,9 +134,7 @@ class MtBench(Study, Named):
     def _answered(
         self, bench: Bench, arm: StudyArm, prompt: Prompt, temperature: float, lines: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Answer all turns of a question as often as asked for; return the choices as FastChat has them, and add a line
-        of `outputs` for each turn.
-        """
+        """Answer a question's turns `choices` times; return FastChat's choices, and add a line of `outputs` a turn."""
         choices: list[dict[str, Any]] = []
         for choice in range(self.choices):
             turns: list[str] = []

@@ -15,8 +15,8 @@ from specdec.config import AtLeastOne, Named, typed
 from specdec.errors import UsageError
 from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.targets.base.contract import Evaluation
+from specdec.timing.calls import time_shapes, tokens_evaluated
 from specdec.timing.machine import measure_machine
-from specdec.timing.shapes import time_shapes, tokens_evaluated
 
 _COLUMNS = ["product", "inputs", "outputs", "k", "w", "context", "evaluation", "rows_evaluated", "bytes", "flops",
             "operations_per_byte", "threshold"]  # fmt: skip

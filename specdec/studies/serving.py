@@ -38,7 +38,9 @@ from specdec.studies.base import Ascending, Bench, Positive, Study, studies
 from specdec.studies.base.live_runs import host_seconds
 from specdec.targets.replay import Replay, load_cost
 from specdec.text.streams import Stream
-from specdec.timing.shapes import time_drafts, time_shapes
+from specdec.timing.calls import time_drafts, time_shapes
+
+_SUMS = ("tokens", "steps", "seconds")
 
 
 @typed
@@ -248,10 +250,9 @@ def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) 
             f"Bad value study.batching={folder}: it measured gammas {', '.join(map(str, sorted(set(mine['gamma']))))} "
             f"and batches up to {mine['batch'].max()}; lower study.gammas or study.slots to those."
         )
-    columns = ["tokens", "steps", "seconds"]
-    plain = mine[["batch", "repeat", *(f"baseline_{name}" for name in columns)]].drop_duplicates(["batch", "repeat"])
+    plain = mine[["batch", "repeat", *(f"baseline_{name}" for name in _SUMS)]].drop_duplicates(["batch", "repeat"])
     plain = plain.rename(columns=lambda name: name.removeprefix("baseline_")).assign(gamma=0)
-    lines = pd.concat([plain, mine[["batch", "gamma", "repeat", *columns]]], ignore_index=True)
+    lines = pd.concat([plain, mine[["batch", "gamma", "repeat", *_SUMS]]], ignore_index=True)
     # To the cost of calls: drafts and the rest of a step, those of the smallest batch and what further sequences add.
     timed = drafts[drafts["drafter"] == drafter].groupby(["gamma", "batch"])["seconds"].median().unstack("batch")
     rest = mine.assign(rest=mine["seconds"] - mine["draft_s"] - mine["verify_s"]).groupby("batch")[["rest", "steps"]]
@@ -263,9 +264,7 @@ def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) 
 
 
 def _growth(seconds: pd.Series) -> float:
-    """Return the share of the seconds of the smallest batch that each further sequence adds, by the largest; 0 to 1.
-    `seconds` are by batch, ascending.
-    """
+    """Return the share (0 to 1) of the smallest batch's seconds that each further sequence adds, up to the largest."""
     smallest, largest = int(seconds.index[0]), int(seconds.index[-1])
     if largest == smallest or not seconds.iloc[0] > 0:
         return 0.0
@@ -287,9 +286,6 @@ def arrival_times(path: Path) -> list[float]:
     if len(times) < 2 or not ordered or not times[0] < times[-1] < float("inf"):
         raise UsageError(f"Bad value study.arrival_times={path}: give at least two ascending seconds that differ.")
     return times
-
-
-_SUMS = ("tokens", "steps", "seconds")
 
 
 @studies.register("serving")

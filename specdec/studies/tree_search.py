@@ -24,8 +24,7 @@ from specdec.structures.tree import TokenTree, given, save_tree
 from specdec.studies.base import Ascending, Bench, Positive, Study, halves_of, studies
 from specdec.studies.base.live_runs import StudyArm, host_times, interleaved, outputs_of, prepare_target
 from specdec.theory.trees import RankedTree, best_tree, choose_tree, expected_tokens
-from specdec.timing.calls import call_sizes
-from specdec.timing.shapes import time_drafts, time_shapes
+from specdec.timing.calls import call_sizes, time_drafts, time_shapes
 
 
 @studies.register("tree_search")

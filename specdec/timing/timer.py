@@ -23,11 +23,9 @@ Result = TypeVar("Result")
 
 @dataclass
 class Timer:
-    """A series of passes over cases, each in an order of its own, and the times of what was done in them.
-
-    What other work disturbed is timed again: passes go on, up to twice as many, until every case has as many times as
-    were asked for that were not disturbed. A disturbed time counts as the median of the case's others, so that times of
-    one pass stand side by side.
+    """Passes over cases, each in an order of its own, and their times. What other work disturbed is timed again, in up
+    to twice as many passes, until every case has as many undisturbed times as were asked for; a disturbed one counts as
+    the median of the case's others, so that times of one pass stand side by side.
     """
 
     clock: Clock
@@ -77,7 +75,6 @@ class Timer:
         return [(each, disturbed(waited, each)) for each, waited in seconds]
 
     def shuffled(self, cases: Sequence[Case]) -> list[Case]:
-        """Return the cases in random order."""
         return self._dice.sample(cases, len(cases))
 
     def time(self, case: Hashable, action: Callable[[], Result]) -> Result:

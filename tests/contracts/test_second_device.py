@@ -27,8 +27,7 @@ from specdec.replay.expected_rounds import TextReplay
 from specdec.replay.walk import Led, TextReading
 from specdec.sampling import SamplingConfig, generator_for, generator_on
 from specdec.targets.causal import Causal
-from specdec.timing.calls import calibrate, time_calls
-from specdec.timing.shapes import time_drafts, time_shapes
+from specdec.timing.calls import calibrate, time_calls, time_drafts, time_shapes
 from specdec.timing.timer import Timer
 from specdec.verifiers import speculative_sampling, verifiers
 

@@ -17,7 +17,7 @@ from specdec.records import EMPTY, Draft, TextStart
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
-from specdec.timing.shapes import time_drafts, time_shapes, tokens_evaluated
+from specdec.timing.calls import time_drafts, time_shapes, tokens_evaluated
 from specdec.timing.timer import Timer
 
 SHAPES = [(1, 0), (1, 2), (2, 0), (2, 1), (4, 1), (4, 3)]

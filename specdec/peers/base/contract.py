@@ -86,9 +86,7 @@ class Peer(ABC):
     converted: ClassVar[bool] = False
 
     def __init__(self, name: str, kind: str, work: Work, settings: Sequence[Setting]) -> None:
-        """Make a peer that drafts as the `kind` of `Work.kinds` says. `tune` tries the settings and keeps the fastest;
-        until then it is the first.
-        """
+        """Make a peer that drafts as its `kind` says, in the first of its settings until `tune` has tried them."""
         self.name = name  # as in the metric `peer/<name>.ratio`
         self.ours = work.kinds[kind]  # method and gamma of the arm that it is set against
         self.failure = ""  # why it does not run, or ran no further; "" while it runs
@@ -238,7 +236,7 @@ class OpenedPeers:
     def __init__(self, work: Work | None) -> None:
         """Set peers against this work; None where none were asked for."""
         self.peers: list[Peer] = []  # those that can run, for the session
-        self._engines: dict[str, tuple[str, str]] = {}  # name of a peer -> engine, version
+        self._engines: dict[str, dict[str, str]] = {}  # name of a peer -> its engine and version
         self._left_out: list[dict[str, str]] = []
         self._work = work
 
@@ -250,7 +248,7 @@ class OpenedPeers:
                 wanted = " and ".join(dict.fromkeys(engine.needs.values()))
                 remedy = f"pip install -e '.[{engine.extra}]'"
                 raise LeftOut(f"measurement.peers names {engine.name}, which needs {wanted}: {remedy}")
-            made, about = engine.peers(self._work, held), (engine.name, engine.version)
+            made, about = engine.peers(self._work, held), {"engine": engine.name, "version": engine.version}
         except Exception as error:  # of somebody else's package, which may raise anything
             self._leave_out(engine.name, error)
             return
@@ -292,10 +290,9 @@ class OpenedPeers:
         threads = "" if target.device.type == "cuda" else f", {torch.get_num_threads()} threads"
         described = []
         for peer in self.peers:
-            engine, version = self._engines[peer.name]
             about = peer.describe()
             ours = {**about["ours"], "setting": f"{how}, {dtype}{threads}"}
-            described.append({**about, "engine": engine, "version": version, "ours": ours})
+            described.append({**about, **self._engines[peer.name], "ours": ours})
         return {"peers": described, "left_out": self._left_out, "generations": list(generations)}
 
 

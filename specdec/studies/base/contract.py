@@ -27,7 +27,7 @@ from specdec.session.parts import Parts, prepare
 from specdec.targets.replay import Replay
 from specdec.text.repetition import loop_share
 from specdec.text.streams import Stream, write_streams
-from specdec.timing.shapes import Shape, tokens_evaluated
+from specdec.timing.calls import Shape, tokens_evaluated
 from specdec.timing.timer import Timer
 
 N = TypeVar("N")
@@ -108,29 +108,25 @@ class Bench:
             yield advance
 
     def texts(self) -> list[Stream]:
-        """Return the greedy texts that strategies are replayed on: recorded ones, or those that the target writes now,
-        which are kept as `streams.jsonl`.
-        """
+        """Return the greedy texts to replay: recorded ones, or those written now, which become `streams.jsonl`."""
         target, prompts = self.parts.target, self.parts.prompts
         if isinstance(target, Replay):
             self.written[:] = [target.stream(prompt.tokens) for prompt in prompts.prompts]
             return self.written
         prepare(self.parts)
-        streams = self.written
         answers: dict[str, tuple[int, ...]] = {}
         with self.progress("decoding", sum(1 + len(prompt.follow_ups) for prompt in prompts.prompts)) as advance:
             for turn in (turn for prompt in prompts.prompts for turn in prompts.turns(prompt, answers)):
                 limit = target.limit(turn.tokens, self.parts.limit)
                 answer = self.parts.baseline.decode(Request(turn.tokens, limit), self.clock)
                 ended = answer.finish == "end_token"
-                streams.append(Stream(turn.id, turn.category, answer.prompt, answer.tokens, ended=ended))
+                self.written.append(Stream(turn.id, turn.category, answer.prompt, answer.tokens, ended=ended))
                 answers[turn.id] = answer.tokens
                 advance()
-        write_streams(self.folder / "streams.jsonl", streams)
-        return streams
+        write_streams(self.folder / "streams.jsonl", self.written)
+        return self.written
 
     def standardise(self, temperature: float) -> None:
-        """Set the target to a temperature."""
         self.parts.target.standardise(replace(self.parts.target.sampling, temperature=temperature))
 
     def at_temperature(self, temperature: float, capacity: int) -> Drafter:

@@ -24,12 +24,10 @@ from specdec.text.streams import Stream
 WARM = 4  # tokens of a run that is not counted
 OUTPUTS = ("repeat", "stream", "prompt", "category", "tokens", "rounds", "seconds", "draft_s", "verify_s", "offered",
            "nodes", "accepted", "rejected", "offers", "identical", "tv", "otherwise")  # fmt: skip
-"""Columns of a text, behind the keys of its arm.
-
-seconds: of all rounds, prefill apart; with draft_s and verify_s among them. offered: depth of all drafts; nodes: of all
-drafts; offers: rounds with a draft. identical: it is the text of the stream. tv: total variation of the emitted law
-from the target's, summed over tokens; otherwise: chance of a decision that a lossless rule would not have made, summed
-over rounds; both are missing where they are not known (see `session.rescoring`).
+"""Columns of a text, behind the keys of its arm. seconds: of all rounds, prefill apart, with draft_s and verify_s;
+offered: depth of all drafts; nodes: of all drafts; offers: rounds with a draft; identical: it is the stream's text; tv:
+total variation of the emitted law from the target's, summed over tokens; otherwise: chance of a decision that no
+lossless rule would have made, summed over rounds; both are missing where not known (see `session.rescoring`).
 """
 
 
@@ -187,9 +185,7 @@ def prepare_target(bench: Bench, structures: Iterable[Structure], streams: Seque
 
 def outcome(target: Target, key: tuple[str, int], prompt: Sequence[int], expected: Sequence[int],
             written: Sequence[int]) -> str:  # fmt: skip
-    """Return "same" of a text that is the expected one, "near-tie" where rounding explains the first difference, else
-    "differs"; `key` names the text, see `explain`.
-    """
+    """Return "same", "near-tie" where rounding explains the first difference, else "differs"; `key` as in `explain`."""
     parted = explain(target, key, prompt, expected, written)
     return "same" if parted is None else "near-tie" if parted.explained else "differs"
 

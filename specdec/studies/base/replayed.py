@@ -54,12 +54,9 @@ def built_lookups(bench: Bench, configs: Mapping[str, Mapping[str, Any]], fills:
             drafter = drafters.build(values, target=bench.parts.target)
         except UsageError as error:
             raise UsageError(re.sub(r"(?<![\w./-])drafter(?=[.=])", place, str(error))) from None
-        lacking = [name for name in fills if name not in drafter.capabilities.fills]
+        lacking = " and no ".join(name for name in fills if name not in drafter.capabilities.fills)
         if lacking or not isinstance(drafter, Lookup):
-            raise UsageError(
-                f"Bad value {place}.name={values['name']}: this drafter fills no {' and no '.join(lacking)}; use "
-                "another."
-            )
+            raise UsageError(f"Bad value {place}.name={values['name']}: this drafter fills no {lacking}; use another.")
         built[label] = drafter
     return built
 

@@ -30,9 +30,7 @@ _ANSWERS = 4  # of a study's sections, the first ones; its report has all
 
 
 def run_study(plan: Plan, folder: Path, earlier: EarlierRuns | None = None) -> Findings | KeptRun:
-    """Run and log a study, with `folder` and `earlier` as `run_experiment` has them, and return what was found; one
-    that was killed begins again. SpecdecError: see `specdec.errors`.
-    """
+    """Run and log a study, or begin a killed one again; arguments and errors are those of `run_experiment`."""
     assert plan.study is not None
     study = studies.build(plan.study)
     with loading(plan):
@@ -51,7 +49,6 @@ def run_study(plan: Plan, folder: Path, earlier: EarlierRuns | None = None) -> F
 
 
 def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Study) -> Findings:
-    """Run and log a study in its folder."""
     plan, folder = parts.plan, results.folder
     assert plan.study is not None
     name = str(plan.study["name"])
