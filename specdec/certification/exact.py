@@ -26,7 +26,7 @@ from specdec.session.arm import Arm
 from specdec.structures.base import Structure, structures
 from specdec.targets.base import Target
 from specdec.targets.table import Table, TableConfig
-from specdec.tree_building.siblings import Asked, How, grow
+from specdec.tree_building.siblings import Asked, How, grow, growing
 from specdec.verifiers.base import Verifier
 
 EXACT = 1e-12  # the largest error of a chance that rounding in float64 explains
@@ -153,7 +153,7 @@ def fill(structure: Structure, q: Tensor, root: int, generator: Any, way: How) -
     def laws(asked: Asked) -> Tensor:
         return q[[root if node < 0 else int(asked.tokens[node]) for node in asked.nodes]]
 
-    return grow(structure, laws, way, "table", generator)
+    return grow(growing(structure, way, "table", generator), laws)
 
 
 FILL: dict[str, Callable[..., Draft]] = {

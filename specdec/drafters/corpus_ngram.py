@@ -19,7 +19,7 @@ from specdec.records import EMPTY, Draft, TextStart, chain_draft
 from specdec.sampling import one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.siblings import Asked, How, Siblings, grow
+from specdec.tree_building.siblings import Asked, How, Siblings, grow, growing
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +49,10 @@ class CorpusNgram(Drafter):
     """Draws from p(x | last order - 1 tokens) of a corpus in the target's own tokens (Leviathan et al. 2211.17192,
     4.1), smoothed by interpolated Kneser-Ney (`NgramTable`).
 
-    q is that law, standardised as the target's logits are; under greedy its argmax is proposed (a point mass). Children
-    in rows and trees are drawn from q as `siblings` says; under greedy they are ranked by likelihood (see `grow`). A
-    draft token costs a few binary searches and passes over the vocabulary, and no model. Needs a corpus and, for text,
-    the target's tokenizer. Fitted models are kept in `cache_dir`.
+    q is that law, standardised as the target's logits are; children in rows and trees are drawn from it as `siblings`
+    says. Under greedy, tokens are point masses, ranked by likelihood. A draft token costs a few binary searches and
+    passes over the vocabulary, and no model. Needs a corpus and, for text, the target's tokenizer. Fitted models are
+    kept in `cache_dir`.
     """
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="position")
@@ -105,14 +105,13 @@ class CorpusNgram(Drafter):
             law = torch.from_numpy(np.stack([self._table.law(context) for context in contexts]))
             return law if structure.beam is None else law.log_()
 
-        draft = grow(structure, after, how, self._name, self._generator)
+        draft = grow(growing(structure, how, self._name, self._generator), after)
         q = None if draft.q is None else draft.q.to(self._device)
         return replace(draft, tokens=draft.tokens.to(self._device), q=q)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         tokens = (*prompt, *text)
-        places = range(len(prompt), len(tokens))
-        contexts = [self._last(tokens[max(0, place - self._memory) : place]) for place in places]
+        contexts = [tokens[max(0, place - self._memory) : place] for place in range(len(prompt), len(tokens))]
         if self._sampling.greedy:
             guesses = torch.tensor([self._most_likely(context) for context in contexts], dtype=torch.long)
             return one_hot(guesses, self._table.vocab_size).to(self._device)

@@ -206,9 +206,8 @@ class BlockText:
 
 
 class SlotRows:
-    """Rows of mask tokens, one for each depth and all in one pass (P-EAGLE 2602.01469, DFlash): whatever was drafted
-    above, the nodes of one depth have the same law, unless a Markov head adds what the tokens above say (DSpark). The
-    logits [1, W] after the root are `first`.
+    """Rows of mask tokens, one for each depth and all in one pass (P-EAGLE 2602.01469, DFlash): the nodes of one depth
+    have one law, unless a Markov head reads the tokens above (DSpark). `first` are the logits [1, W] after the root.
     """
 
     def __init__(
@@ -234,9 +233,7 @@ class SlotRows:
         return self._law(self._path)
 
     def after(self, asked: Asked) -> Tensor:
-        """Return the logits [M, W] after M nodes, as `grow` asks for them: level by level, each node below one that was
-        asked about before.
-        """
+        """Return the logits [M, W] after M nodes, level by level, each below one that was asked about before."""
         return self._law(asked.paths(self._path.device))
 
 

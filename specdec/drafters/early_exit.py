@@ -67,7 +67,7 @@ class EarlyExit(SmallModel):
     @classmethod
     def from_config(cls, config: EarlyExitConfig, target: Target) -> "EarlyExit":  # type: ignore[override]
         whole = own_model(target, "early_exit")
-        return cls(whole, choose_exit_layer(config.exit_layer, config, whole), config.drafts, config.siblings)
+        return cls(whole, choose_exit_layer(config, whole), config.drafts, config.siblings)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._shared.in_step = text.in_step
@@ -119,13 +119,13 @@ class SharedDecoder(Decoder):
             self.cache = passes.cache if passes is not None and kept else cache.shared(self.layers)
 
 
-def choose_exit_layer(asked: int | Literal["auto"], config: CalibrationTextConfig, target: Causal) -> ExitLayer:
+def choose_exit_layer(config: EarlyExitConfig, target: Causal) -> ExitLayer:
     """Return the exit layer that a run asks for. "auto" takes the checkpoint's own, where it names one, or else the one
     with the largest Omega / (1 + gamma c) along the calibration text; c is its share of the operations. Raises
     UsageError: an exit layer that is not below the model's depth; a model of fewer than two layers, or of unknown
     layout; see `CalibrationText` and its `once`.
     """
-    name, layers = target.name, len(blocks_of(target.model, target.name))
+    asked, name, layers = config.exit_layer, target.name, len(blocks_of(target.model, target.name))
     if asked != "auto":
         _check(asked, layers, f"Bad value drafter.exit_layer={asked}")
         return ExitLayer(asked, "config", {})
@@ -140,7 +140,7 @@ def choose_exit_layer(asked: int | Literal["auto"], config: CalibrationTextConfi
         return ExitLayer(named, "checkpoint", {})
     calibration = CalibrationText(config, target)
 
-    def compare() -> dict[int, Worth]:
+    def compare() -> dict[int, dict[str, Any]]:
         worths, _ = dict[int, Worth](), calibration.text  # first: it is no part of the first layer's time
         shorter = "drafter.exit_layer=N takes N layers at once"
         # From the middle on: the first ones tell the mean time, of which the foremost take a third and the last more.
@@ -149,17 +149,15 @@ def choose_exit_layer(asked: int | Literal["auto"], config: CalibrationTextConfi
             for layer in order:
                 worths[layer] = calibration.worth(partial_model(target.model, block_parts(range(layer, layers)), name))
                 under_way.advance()
-        return {layer: worths[layer] for layer in sorted(worths)}
+        return {layer: asdict(worths[layer]) for layer in sorted(worths)}
 
-    def read(values: dict[str, Any]) -> dict[int, Worth]:
-        return {int(layer): Worth(**worth) for layer, worth in dict(values["worths"]).items()}
+    def read(values: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        return {int(layer): asdict(Worth(**worth)) for layer, worth in dict(values["worths"]).items()}
 
-    def write(worths: dict[int, Worth]) -> dict[str, Any]:
-        return {"worths": {layer: asdict(worth) for layer, worth in worths.items()}}
-
-    worths = calibration.once("comparison of exit layers", {"format": _FORMAT}, compare, write, read)
-    best = max(worths, key=lambda layer: (worths[layer].speedup, -layer))
-    return ExitLayer(best, "calibration", {layer: asdict(worth) for layer, worth in worths.items()})
+    settings = {"format": _FORMAT}
+    worths = calibration.once("comparison of exit layers", settings, compare, lambda made: {"worths": made}, read)
+    best = max(worths, key=lambda layer: (worths[layer]["speedup"], -layer))
+    return ExitLayer(best, "calibration", worths)
 
 
 def _check(layer: int, layers: int, what: str) -> None:

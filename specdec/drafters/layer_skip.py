@@ -76,9 +76,23 @@ class LayerSkip(SmallModel):
 
     @classmethod
     def from_config(cls, config: LayerSkipConfig, target: Target) -> "LayerSkip":  # type: ignore[override]
+        """Raises UsageError: see `CalibrationText`, `search` and `made_once`."""
         whole = own_model(target, "layer_skip")
-        skip = config.skip
-        found = kept_search(config, whole) if skip == "auto" else SkippedParts(parse_parts(skip), "config")
+
+        def write(skipped: SkippedParts) -> dict[str, Any]:
+            assert skipped.worth is not None
+            return {"skip": written_parts(skipped.parts), "compared": skipped.compared, "worth": asdict(skipped.worth)}
+
+        def read(values: dict[str, Any]) -> SkippedParts:
+            return SkippedParts(parse_parts(values["skip"]), "search", Worth(**values["worth"]), values["compared"])
+
+        if config.skip == "auto":
+            calibration = CalibrationText(config, whole)
+            settings = {"format": _FORMAT, "units": config.units, "evaluations": config.evaluations}
+            make = partial(search, calibration, config.units, config.evaluations)
+            found = calibration.once("set of skipped layers", settings, make, write, read)
+        else:
+            found = SkippedParts(parse_parts(config.skip), "config")
         return cls(whole, found, config.drafts, config.siblings)
 
     def describe(self) -> dict[str, Any]:
@@ -146,21 +160,3 @@ def search(calibration: CalibrationText, units: Units, evaluations: int) -> Skip
             best, before = max(known, key=rank, default=None), best
     assert best is not None  # an early exit, if nothing else
     return SkippedParts(best, "search", known[best], len(known))
-
-
-def kept_search(config: LayerSkipConfig, target: Causal) -> SkippedParts:
-    """Return the set of an earlier search for the same weights and settings from `cache_dir`; search and keep what was
-    found if it is not there. Raises UsageError: see `CalibrationText`, `search` and `made_once`.
-    """
-    calibration = CalibrationText(config, target)
-    settings = {"format": _FORMAT, "units": config.units, "evaluations": config.evaluations}
-
-    def write(skipped: SkippedParts) -> dict[str, Any]:
-        assert skipped.worth is not None
-        return {"skip": written_parts(skipped.parts), "compared": skipped.compared, "worth": asdict(skipped.worth)}
-
-    def read(values: dict[str, Any]) -> SkippedParts:
-        return SkippedParts(parse_parts(values["skip"]), "search", Worth(**values["worth"]), values["compared"])
-
-    make = partial(search, calibration, config.units, config.evaluations)
-    return calibration.once("set of skipped layers", settings, make, write, read)

@@ -195,7 +195,7 @@ def _of_law(config: ModelBigramConfig, form: Form, target: Target) -> BigramTabl
         while len(text) < form.width + 1:
             text.append(int(target.score(text, [])[-1].max(dim=-1).indices))
         rest[token, rank] = text[2:]
-    return BigramTable(_int32(first), rest)
+    return BigramTable(first.int().cpu().numpy(), rest)
 
 
 @torch.inference_mode()
@@ -235,8 +235,9 @@ def tabulate(model: Any, name: str, form: Form, batch_size: int) -> BigramTable:
                     written.append(tokens)
                 rest.append(torch.cat(written, dim=-1))
                 under_way.advance(len(tokens))
-    continuations = torch.cat(rest) if rest else torch.empty(0, dtype=torch.long)
-    return BigramTable(_int32(ranked), _int32(continuations).reshape(size, extended, form.width - 1))
+    continuations = torch.cat(rest) if rest else torch.empty(0)
+    shape = size, extended, form.width - 1
+    return BigramTable(ranked.int().cpu().numpy(), continuations.int().cpu().numpy().reshape(shape))
 
 
 def top_tokens(logits: Tensor, k: int) -> Tensor:
@@ -246,7 +247,3 @@ def top_tokens(logits: Tensor, k: int) -> Tensor:
     tokens = among_largest(logits, k).nonzero()[:, 1].reshape(len(logits), k)
     order = logits.gather(-1, tokens).sort(dim=-1, descending=True, stable=True).indices
     return tokens.gather(-1, order)
-
-
-def _int32(tokens: Tensor) -> np.ndarray:
-    return tokens.cpu().numpy().astype(np.int32)

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from specdec.drafters.base.lookup import TokenLookup
 from specdec.drafters.model_bigram import source_model
 from specdec.errors import UsageError
 from specdec.models.load import Dtype
-from specdec.ngrams.corpus import CorpusPart, NgramCorpus, open_corpus, tokenize
+from specdec.ngrams.corpus import CorpusPart, open_corpus, tokenize
 from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
@@ -66,8 +65,17 @@ class ModelUnigram(TokenLookup):
                 f"and the input's {v.shape[1]}; use another drafter, as model_bigram."
             )
         whole = open_corpus(config.corpus, config.field)
-        size = min(whole.size, config.calibration)
-        corpus = replace(whole, size=size, parts=partial(_beginning, whole, config.calibration))
+
+        def beginning() -> Iterator[CorpusPart]:
+            """Yield the parts up to the one in which `calibration` characters, or token ids, are reached."""
+            length = 0
+            for part in whole.parts():
+                yield part
+                length += len(part.content)
+                if length >= config.calibration:
+                    return
+
+        corpus = replace(whole, size=min(whole.size, config.calibration), parts=beginning)
         text = tokenize(corpus, source.tokenizer, target.vocab_size)
         # The tokens at either end, best first, equals in the order of their numbers.
         scores, k = unigram_scores(u, v).cpu().numpy(), config.k
@@ -96,12 +104,3 @@ def unigram_scores(u: Tensor, v: Tensor) -> Tensor:
 
 def _widened(embedding: Tensor) -> Iterator[Tensor]:
     return (chunk.double() for chunk in embedding.split(_CHUNK))
-
-
-def _beginning(corpus: NgramCorpus, length: int) -> Iterator[CorpusPart]:
-    """Yield the parts of a corpus up to the one in which `length` characters, or token ids, are reached."""
-    for part in corpus.parts():
-        yield part
-        length -= len(part.content)
-        if length <= 0:
-            return

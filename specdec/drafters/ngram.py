@@ -1,7 +1,7 @@
 """Context n-grams, or prompt lookup: the tokens that followed when the last ones appeared before."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Literal
@@ -21,6 +21,7 @@ from specdec.targets.base import Target
 from specdec.tree_building.lookup_filling import NOTHING, Proposal, copied, filled, merged
 from specdec.tree_building.possible_rounds import Continuations, PossibleRounds, copied_rounds
 
+_BLOCK = 4096  # positions of a known text whose matches are in memory together
 Matches = Sequence[Sequence[int]]  # for each match length, the positions that followed a match, latest first
 
 
@@ -45,10 +46,10 @@ class Ngram(Lookup):
     """Finds earlier occurrences of the last q tokens in prompt and output, and proposes the tokens that followed them,
     ranked by count and then by recency (N-Grammys 2411.03786, section 4; for a chain: prompt lookup, Saxena 2023).
 
-    Rows are the k best continuations of w tokens, a chain is the best one. In a tree, the node of rank j is the
-    (j+1)-th most common token among the matches that agree with the path to it.
-    Where q is "longest", the matches of `order_max` tokens come first, and those of fewer tokens, down to `order_min`,
-    get the rows and siblings that are left; "auto" is longest for a chain and 1 otherwise.
+    Rows are the k best continuations, a chain is the best one. In a tree, the node of rank j is the (j+1)-th most
+    common token among the matches that agree with the path to it. Where q is "longest", the matches of `order_max`
+    tokens come first, and those of fewer, down to `order_min`, get the rows and siblings that are left; "auto" is
+    longest for a chain and 1 otherwise.
 
     Only the latest `matches_max` occurrences count. With `occurrence` "leftmost" a chain is what followed the first
     occurrence of the longest match of `order_min` to `order_max` tokens, as servers look prompts up (vLLM's n-gram
@@ -69,13 +70,9 @@ class Ngram(Lookup):
         self._leftmost = config.occurrence == "leftmost"
         if self._leftmost:
             self.capabilities = replace(self.capabilities, fills=frozenset({"chain"}))
-        self._index = self._new_index()
-
-    def _new_index(self) -> SuffixIndex:
-        return SuffixIndex(dict.fromkeys(self._of_chain + self._of_several), self._leftmost)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        self._index = self._new_index()
+        self._index = SuffixIndex(dict.fromkeys(self._of_chain + self._of_several), self._leftmost)
         self._index.extend(text.prompt)
         self._index.matches(self._of_chain[0], 1)  # indexes the prompt now, as part of the prefill
 
@@ -91,7 +88,7 @@ class Ngram(Lookup):
         if width == 0:
             return NOTHING
         if structure.single:
-            rows = self._continuations(1, width, self._of_chain)
+            rows = self.rows(1, width, self._of_chain)
             return copied(rows[0], "ngram") if rows else NOTHING
         if structure.rows is not None:
             return merged((row, Source("ngram", rank)) for rank, row in enumerate(self.rows(structure.rows, width)))
@@ -124,26 +121,24 @@ class Ngram(Lookup):
         *columns, _ = zip(*parts, strict=True)
         return PossibleRounds._make((*map(np.concatenate, columns), "ngram"))
 
-    def rows(self, k: int, w: int) -> list[tuple[int, ...]]:
+    def rows(self, k: int, w: int, orders: Sequence[int] = ()) -> list[tuple[int, ...]]:
         """Return at most k continuations of the text, best first, of w tokens, or of fewer where the text ends before.
-        None is the beginning of another one of its match length, or of one before it.
+        None is the beginning of another one of its match length, or of one before it. The match lengths `orders`, tried
+        in turn, are by default those for several rows.
         """
-        return self._continuations(k, w, self._of_several)
-
-    def _continuations(self, k: int, w: int, orders: Sequence[int]) -> list[tuple[int, ...]]:
         rows, text = list[tuple[int, ...]](), self._index.text
-        for order in orders:
+        for order in orders or self._of_several:
             positions = self._index.matches(order, self._matches_max)
             if not positions:
                 continue
             counts = Counter(tuple(text[position : position + w]) for position in positions)
             if positions[0] + w > len(text):  # the latest matches run into the end of the text
                 for row in [row for row in counts if len(row) < w]:
-                    if _begins_one(row, (other for other in counts if other is not row)):
+                    if any(other is not row and other[: len(row)] == row for other in counts):
                         del counts[row]
             # By count, and then by recency: equals stay in the order of insertion.
-            ranked = [row for row, _ in counts.most_common()]
-            rows += ranked if not rows else (row for row in ranked if not _begins_one(row, rows))
+            ranked = (row for row, _ in counts.most_common())
+            rows += [row for row in ranked if not any(other[: len(row)] == row for other in rows)]
             if len(rows) >= k:
                 return rows[:k]
         return rows
@@ -166,10 +161,3 @@ class Ngram(Lookup):
             for token, _ in sorted(of_tokens.items(), key=lambda item: len(item[1]), reverse=True):
                 ranked[token] = None  # a token that was ranked already keeps its place
         return {token: [of_tokens.get(token, ()) for of_tokens in of_orders] for token in ranked}
-
-
-_BLOCK = 4096  # positions of a known text whose matches are in memory together
-
-
-def _begins_one(row: tuple[int, ...], others: Iterable[tuple[int, ...]]) -> bool:
-    return any(other[: len(row)] == row for other in others)

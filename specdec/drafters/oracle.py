@@ -31,11 +31,11 @@ class OracleConfig(Named):
 class Oracle(Drafter):
     """Proposes the recorded baseline text and corrupts a token with probability 1 - alpha.
 
-    There is one coin for each position of the text, drawn when the text starts, so that it is the same at every gamma;
-    a corrupt token always differs from the recorded one. Deterministic (q is a point mass). `step_ms` is an artificial
-    cost per drafted token; with `shape` a model of random weights (see `random_model`) drafts beside the oracle, at its
-    real cost, and its tokens are replaced. With `forced` the recorded tokens are committed whatever the target says
-    (see `session.arm.Forced`): this is for timing in 16-bit arithmetic and says nothing about losslessness.
+    One coin for each position is drawn when the text starts, the same at every gamma; a corrupt token differs from the
+    recorded one. Deterministic (q is a point mass). `step_ms` is an artificial cost per drafted token; with `shape` a
+    model of random weights (see `random_model`) drafts beside the oracle, at its real cost, and its tokens are
+    replaced. With `forced` the recorded tokens are committed whatever the target says (see `session.arm.Forced`): this
+    is for timing in 16-bit arithmetic and says nothing about losslessness.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), needs_reference=True, replay="position")

@@ -23,7 +23,7 @@ from specdec.records import EMPTY, Draft, TextStart, Tree, chain_draft, chain_tr
 from specdec.sampling import sample
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.siblings import Asked, Siblings, grow
+from specdec.tree_building.siblings import Siblings, grow
 
 _ROWS = 256  # tokens in a call, when a text is replayed
 
@@ -115,11 +115,8 @@ class Parallel(SmallModel):
         if shape.single:
             drawn = after.max(-1).indices if ranked else sample(after, self.generator)
             return self.checked(chain_draft(drawn, self.strategy, None if ranked else after))
-
-        def laws(asked: Asked) -> Tensor:
-            return after[asked.tree.depth].expand(len(asked.nodes), -1)  # the nodes are the deepest level so far
-
-        return self.checked(grow(shape, laws, self.how(structure), self.strategy, self.generator))
+        growth = self.growth(shape)  # asks about the nodes of the deepest level so far
+        return self.checked(grow(growth, lambda asked: after[asked.tree.depth].expand(len(asked.nodes), -1)))
 
     def _compiled_size(self, needed: int) -> int:
         """Return how many tokens a call has: `needed`, or those of a compiled pass, where that has room for them."""

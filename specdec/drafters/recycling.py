@@ -69,12 +69,9 @@ class Recycling(Lookup):
             return
         # Kept here, not where a text begins: warm-up begins texts too, and a resumed run does not begin finished ones.
         self._before[tuple(prompt)] = self._earlier
-        lines = self._lines(self._target.score(prompt, output)[:-1])
+        lines = self._target.score(prompt, output)[:-1].topk(self._k).indices.tolist()
         # A new matrix: prompts that were met before keep the old one.
         self._earlier = self._earlier | dict(zip((prompt[-1], *output[:-1]), lines, strict=True))
-
-    def _lines(self, logits: Tensor) -> list[list[int]]:
-        return logits.topk(self._k, dim=-1).indices.tolist()
 
     def propose(self, structure: Structure) -> Proposal:
         def ranked(token: int, count: int) -> Iterator[tuple[int, str, int]]:
@@ -83,7 +80,8 @@ class Recycling(Lookup):
         return filled(structure.tree, self._last, ranked)
 
     def observe(self, draft: Draft, logits: Tensor) -> None:
-        self._matrix.update(zip((self._last, *draft.tokens.tolist()), self._lines(logits), strict=True))
+        lines = logits.topk(self._k).indices.tolist()
+        self._matrix.update(zip((self._last, *draft.tokens.tolist()), lines, strict=True))
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self._last = tokens[-1]

@@ -62,16 +62,11 @@ class Retrieval(Lookup):
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="start")
 
-    def __init__(self, store: datastore.Datastore, config: RetrievalConfig, target: Target) -> None:
+    def __init__(self, config: RetrievalConfig, target: Target) -> None:
         super().__init__(target)
-        self._store = store
+        self._store = _built(config, target) if config.model is None else _opened(config.model, target)
         self._least, self._most, self._limit = config.match_min, config.match_max, config.hits_max
         self._text: list[int] = []
-
-    @classmethod
-    def from_config(cls, config: RetrievalConfig, target: Target) -> "Retrieval":
-        store = _built(config, target) if config.model is None else _opened(config.model, target)
-        return cls(store, config, target)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._text = list(text.prompt)

@@ -23,10 +23,10 @@ from specdec.models.quantization import said_of_weights
 from specdec.models.ragged_decoder import RaggedDecoder, SlotDecoder
 from specdec.models.seq2seq import Seq2SeqDecoder, decoder_of
 from specdec.records import EMPTY, Draft, TextStart, Tree, chain_draft, chain_tree
-from specdec.sampling import one_hot, probabilities
+from specdec.sampling import probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.siblings import Asked, Growth, Siblings, grow_together, growing, index_on
+from specdec.tree_building.siblings import Asked, Growth, Siblings, grow, grow_together, index_on
 from specdec.tree_building.translation import Translation, check_same
 
 
@@ -127,9 +127,7 @@ class SmallModel(NetworkDrafter):
 
     def _begin(self, generator: torch.Generator | None) -> None:
         super()._begin(generator)
-        # The text so far: in the target's tokens where they are translated, from the root on where an encoder has the
-        # rest.
-        self._text: list[int] = []
+        self._text: list[int] = []  # the target's tokens where they are translated; from the root on behind an encoder
         self._cached: list[int] = []  # the model's own token in each slot of its cache
         self._sure = 0  # slots that a longer text cannot change
         self._capacity = 0
@@ -175,16 +173,16 @@ class SmallModel(NetworkDrafter):
         return root
 
     def draft(self, structure: Structure) -> Draft:
-        if not structure.single:
-            tree = self._begun_tree(structure)
-            return EMPTY if tree is None else self.checked(draft_tree([tree[0]], tree[1]))
-        begun = self._begun_chain(structure)
-        if begun is None:
+        context = self._context()
+        gamma = self.reach(structure.gamma, context)
+        if gamma < 1:
             return EMPTY
-        pending, chain = begun
+        if not structure.single:
+            shape = structure.clamped(gamma)
+            return self.checked(draft_tree([self.tree_model(shape)], self.growth(shape)))
+        pending, chain = self._pending(context, gamma), self.new_chain(gamma, structure.threshold)
         loop = self._loop
-        if loop is not None and loop.gamma == chain.gamma and not chain.threshold and loop.cache is self._decoder.cache:
-            context = self._context()
+        if loop is not None and loop.gamma == gamma and not chain.threshold and loop.cache is self._decoder.cache:
             if len(pending) <= 2 <= len(context):
                 return self._chain(loop(context[-2:], len(context) - 2, chain.uniforms))
 
@@ -195,12 +193,6 @@ class SmallModel(NetworkDrafter):
         first = after(torch.tensor(pending).to(self._device, non_blocking=True))
         return self._chain(self.drafted(chain, first, after))
 
-    def _begun_chain(self, structure: Structure) -> tuple[list[int], GrowingChain] | None:
-        """Return the committed tokens that the cache lacks, the root last, and a new chain; None where none fits."""
-        context = self._context()
-        gamma = self.reach(structure.gamma, context)
-        return None if gamma < 1 else (self._pending(context, gamma), self.new_chain(gamma, structure.threshold))
-
     def _chain(self, drafted: Choice) -> Draft:
         """Return a draft of these tokens, and keep in mind what the cache holds of them."""
         self._drafted = drafted.read.to("cpu", non_blocking=True)
@@ -209,22 +201,15 @@ class SmallModel(NetworkDrafter):
     def _context(self) -> list[int]:
         return self._text if self.translation is None else self.translation.read(self._text)
 
-    def _begun_tree(self, structure: Structure) -> "tuple[TreeModel, Growth] | None":
-        """Return the model, and the rows or the tree that fit in its context, before they grow; None where none do."""
-        gamma = self.reach(structure.gamma)
-        if gamma < 1:
-            return None
-        shape = structure.clamped(gamma)
-        return self.tree_model(shape), growing(shape, self.how(shape), self.strategy, self.generator)
-
     def reach(self, gamma: int, context: Sequence[int] | None = None) -> int:
         """Return how many levels of `gamma` fit behind the text in the model's context, below 1 where none do."""
         context = self._context() if context is None else context
         return min(gamma, self._decoder.context_length + 1 - len(context)) if context else 0
 
     def tree_model(self, structure: Structure) -> "TreeModel":
-        """Return this model as one that drafts rows or a tree after the text so far, which has to fit in its context.
-        Raises UsageError: between tokenizers, or from an encoder-decoder.
+        """Return the model as it drafts rows or a tree after the text, which has to fit in its context. Raises
+        UsageError: between tokenizers, from an encoder-decoder, or for a model that computes otherwise under a tree's
+        mask.
         """
         decoder = self._decoder
         if self.translation is not None or not isinstance(decoder, Decoder) or not decoder.probed.packed:
@@ -295,8 +280,6 @@ class SmallModel(NetworkDrafter):
         if self.capabilities.replay != "position" or len(prompt) + len(text) - 1 > self._decoder.context_length:
             return None
         logits = self.align(self._decoder.score(self.known(prompt), self.known(text)[:-1])[: len(text)])
-        if self._greedy:
-            return one_hot(logits.max(dim=-1).indices, self._size)
         q = probabilities(logits, self.sampling)
         if not torch.isfinite(q).all():
             raise NumericsError(self.not_finite)
@@ -386,7 +369,7 @@ def draft_tree(models: Sequence[TreeModel], growth: Growth) -> Draft:
         laws = [model.laws(model.decoder.forward(*model.reads(asked)), asked) for model in models]
         return torch.stack(laws) if len(laws) > 1 else laws[0]  # [K, M, V]
 
-    draft = grow_together({0: growth}, lambda asked: {0: after(asked[0])})[0]
+    draft = grow(growth, after)
     for model in models:
         model.decoder.length = model.committed
     return draft
@@ -411,12 +394,12 @@ class BatchedSmallModel(BatchDrafter):
         chains, read = dict[int, GrowingChain](), dict[int, Tensor]()  # and what the next call reads
         for slot, structure in structures.items():
             text = self.texts[slot]
-            if structure.single:
-                if (begun := text._begun_chain(structure)) is not None:
-                    pending, chains[slot] = begun
-                    read[slot] = torch.tensor(pending).to(self._ragged.device, non_blocking=True)
-            elif (tree := text._begun_tree(structure)) is not None:
-                trees[slot], growths[slot] = tree
+            shape = structure.clamped(max(0, text.reach(structure.gamma)))
+            if structure.single and shape.gamma:
+                chains[slot] = text.new_chain(shape.gamma, shape.threshold)
+                read[slot] = torch.tensor(text.lacking()).to(self._ragged.device, non_blocking=True)
+            elif shape.gamma:
+                trees[slot], growths[slot] = text.tree_model(shape), text.growth(shape)
 
         def after(asked: Mapping[int, Asked]) -> dict[int, Tensor]:
             read = [trees[slot].reads(wanted) for slot, wanted in asked.items()]

@@ -110,7 +110,7 @@ class Staged(Composite):
         if len(text.prompt) > self.outer.context_length:
             return
         self.outer.start(TextStart(text.prompt, self._capacity))
-        self._keep(0, self.outer.states)
+        self._keep(0)
         self._known = list(text.prompt)
         self._start_by(self._known)
 
@@ -122,13 +122,13 @@ class Staged(Composite):
         if len(text) > first:
             self.by.commit(text[first:], None if states is None else states[first - 1 : len(text) - 1])
 
-    def _keep(self, place: int, states: Tensor | None) -> None:
-        """Keep the states [S, D] of the tokens from `place` on, for a drafter that reads them."""
-        if states is None or not self.by.capabilities.reads_states:
-            return
-        if self._states is None:
-            self._states = states.new_empty(self._capacity, states.shape[-1])
-        self._states[place : place + len(states)] = states
+    def _keep(self, place: int) -> None:
+        """Keep the model's last states [S, D], of the tokens from `place` on, for a drafter that reads them."""
+        states = self.outer.states
+        if states is not None and self.by.capabilities.reads_states:
+            if self._states is None:
+                self._states = states.new_empty(self._capacity, states.shape[-1])
+            self._states[place : place + len(states)] = states
 
     def draft(self, structure: Structure) -> Draft:
         gamma = min(structure.gamma, self.outer.context_length + 1 - len(self._text))
@@ -169,9 +169,8 @@ class Staged(Composite):
         return text[read:]
 
     def _round(self, pending: Sequence[int], room: int) -> tuple[Tensor, list[Source]]:
-        """Draft, verify, accept and commit once, with the model as the target: at most `room` tokens, at least one; its
-        root is pending, and tokens after it that are text already. Return the model's laws [A+1, V] of the tokens, and
-        their sources.
+        """Draft, verify, accept and commit 1 to `room` tokens, with the model as the target; its root is pending, and
+        tokens after it that are text already. Return the model's laws [A+1, V] of the tokens, and their sources.
         """
         behind, place = len(pending) - 1, len(self._known) - len(pending)
         catches_up = self._reads and behind > 0
@@ -186,7 +185,7 @@ class Staged(Composite):
         path = acceptance.path
         tokens = [*(acceptance.tokens[node] for node in path), acceptance.next_token]
         self.outer.commit([*range(behind), *(behind + node for node in path)], acceptance.next_token)
-        self._keep(place, self.outer.states)
+        self._keep(place)
         # As rounds of their own, without a draft: tokens that are text already.
         for skipped in range(behind if catches_up else 0):
             self._tell(EMPTY, pending[skipped + 1 : skipped + 2], slice(skipped, skipped + 1))

@@ -71,7 +71,7 @@ class GroupedAttention(nn.Module):
 
     def forward(self, x: Tensor, turns: Pair, past: Pair | None, mask: Tensor | None = None) -> tuple[Tensor, Pair]:
         """Return states [B, S, D], and keys and values of all P+S rows, for inputs x [B, S, inputs], cosines and sines
-        [B, 1, S, head_dim], keys and values of P rows before, and a mask [S, P+S] or [B, 1, S, P+S], true for seen.
+        [B, 1, S, head_dim], keys and values of P rows before, and a mask [S, P+S], true for seen.
         """
         query = rotated(self._heads(self.q_proj(x), self.q_norm), turns)
         key, value = self.keys_values(x, turns, past)
@@ -301,7 +301,7 @@ class EagleNetwork(FeatureNetwork):
             states: [B, S, D] the state of position i: a fused feature, or a carried state.
             places: [B, S] or [S] the rotary position i.
             past: third result of the call on the rows before.
-            mask: [S, P+S] or [B, S, P+S], true for rows that each row sees; None where it sees all before it.
+            mask: [S, P+S], true for rows that each row sees; None where it sees all before it.
             last: number of rows at the end that need logits; None for all.
         Returns:
             the states [B, S, D] that the next step of each row reads; logits [B, S, W] of token i+2, or of the `last`
@@ -310,10 +310,9 @@ class EagleNetwork(FeatureNetwork):
         embedded = self.embedded(tokens).to(states.dtype)
         x = self.fc(torch.cat([embedded, states], -1)) if self.config.form == "eagle1" else states
         turns = self.turns(places.expand_as(tokens), x.dtype)
-        seen = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
         kept = []
         for number, layer in enumerate(self.layers):
-            x, keys_values = layer(x, turns, None if past is None else past[number], seen, embedded)
+            x, keys_values = layer(x, turns, None if past is None else past[number], mask, embedded)
             kept.append(keys_values)
         normed = self.normed(x)
         logits = self.logits(normed if last is None else normed[:, normed.shape[1] - last :])

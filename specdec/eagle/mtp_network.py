@@ -23,8 +23,8 @@ _REPLAYED = 2**15  # rows of the text, times the drafts that see them, in a call
 
 
 class LayerRows:
-    """The keys and values of one decoder layer's rows, as transformers' layers ask a cache for them. Nothing is ever
-    written into a tensor, so that a copy of the object leaves the rows of the other alone.
+    """The keys and values of a decoder layer's rows, as transformers' layers ask for them. No tensor is written to, so
+    that a copy of the object leaves the rows of the other alone.
     """
 
     def __init__(self, held: tuple[Tensor, ...] = ()) -> None:
@@ -39,10 +39,6 @@ class LayerRows:
             keys, values = torch.cat([self.held[0], keys], 2), torch.cat([self.held[1], values], 2)
         self.held = (keys, values)
         return keys, values
-
-    def spread(self, sequences: int) -> "LayerRows":
-        """Return the rows of one sequence as those of several that share them."""
-        return LayerRows(tuple(each.expand(sequences, -1, -1, -1) for each in self.held))
 
 
 class MtpHead(nn.Module):
@@ -99,8 +95,7 @@ class MtpNetwork(nn.Module):
         """
         embed, rotary, _ = self._target
         head: Any = self.heads[number]
-        embedded = embed(tokens).to(states.dtype)
-        pair = [head.enorm(embedded), head.hnorm(states)]
+        pair = [head.enorm(embed(tokens).to(states.dtype)), head.hnorm(states)]
         x = head.eh_proj(torch.cat(pair[::-1] if self.hidden_first else pair, -1))
         rows, before = tokens.shape[1], len(past)
         hidden = torch.ones(rows, before + rows, dtype=torch.bool, device=x.device).triu_(before + 1)
@@ -144,12 +139,11 @@ class MtpText:
             for number, layer in enumerate(self.layers):
                 if not (rows := states.shape[1]):
                     break
-                read = (piece[:, -rows:], states, places[:, -rows:])
-                new = self._network(number, *read, layer)
+                new = self._network(number, piece[:, -rows:], states, places[:, -rows:], layer)
                 before = self.states[number]
-                # The row of the next head at the first of these places reads the state at the place before it.
-                states = new[:, :-1] if before is None else torch.cat([before[:, -1:], new[:, :-1]], 1)
                 all_states = new if before is None else torch.cat([before, new], 1)
+                # The row of the next head at the first of these places reads the state at the place before it.
+                states = all_states[:, -rows - 1 : -1]
                 self.states[number] = all_states if self._keep else new[:, -1:]
             self.length += piece.shape[1]
 
@@ -227,4 +221,6 @@ def drafts_along(network: MtpNetwork, tokens: Tensor, features: Tensor, first: i
             for rank, layer in zip(ranks, whole.layers, strict=True)
         ]
         states = [each[0, rank, None] for rank, each in zip(ranks, whole.states, strict=True) if each is not None]
-        yield begin, MtpDraft(network, [layer.spread(len(roots)) for layer in whole.layers], states, roots, unseen)
+        # The rows of the one text, shared by all chains.
+        shared = [tuple(held.expand(len(roots), -1, -1, -1) for held in layer.held) for layer in whole.layers]
+        yield begin, MtpDraft(network, [LayerRows(held) for held in shared], states, roots, unseen)

@@ -169,7 +169,7 @@ def encoded(corpus: NgramCorpus, tokenizer: Any, vocab_size: int) -> Iterator[tu
                     "token ids, and name their key with drafter.field."
                 )
             if texts and encode is None:
-                encode = _encoder(tokenizer)
+                encode = _encoder(tokenizer)  # not for token ids: to copy a tokenizer takes time
             tokens = iter(encode(texts) if encode else ())
             for part in batch:
                 ids = np.asarray(next(tokens) if isinstance(part.content, str) else part.content)

@@ -67,7 +67,7 @@ class PathTree:
     def __init__(self, nodes: float = inf, depth: float = inf, branches: float = inf) -> None:
         """Make an empty tree, with limits of its nodes, its levels, and its paths from the root to a leaf."""
         self._nodes, self._depth, self._branches = nodes, depth, branches
-        self._parents, self._tokens, self._source = list[int](), list[int](), list[Source]()
+        self._added: list[tuple[int, int, Source]] = []  # parent, token and source of each node
         self._children: dict[tuple[int, int], int] = {}  # (parent, token) -> node
         self._inner: set[int] = {-1}  # the root and the nodes with children
 
@@ -82,24 +82,23 @@ class PathTree:
         new = len(path) - shared
         if new == 0:
             return node
-        leaves = len(self._parents) - len(self._inner) + 1
+        leaves = len(self._added) - len(self._inner) + 1
         splits = node in self._inner
-        if len(path) > self._depth or len(self._parents) + new > self._nodes or leaves + splits > self._branches:
+        if len(path) > self._depth or len(self._added) + new > self._nodes or leaves + splits > self._branches:
             return None
         for token in path[shared:]:
             self._inner.add(node)
-            self._children[node, token] = child = len(self._parents)
-            self._parents.append(node)
-            self._tokens.append(token)
-            self._source.append(source)
+            self._children[node, token] = child = len(self._added)
+            self._added.append((node, token, source))
             node = child
         return node
 
     def proposal(self) -> Proposal:
         """Return the tree so far as a draft in plain numbers."""
-        if not self._tokens:
+        if not self._added:
             return NOTHING
-        return Proposal(tuple(self._tokens), shared_tree(tuple(self._parents)), tuple(self._source))
+        parents, tokens, source = zip(*self._added, strict=True)
+        return Proposal(tokens, shared_tree(parents), source)
 
 
 _ROOT = 0

@@ -49,15 +49,35 @@ def copied_rounds(
     found: Continuations, structure: Structure, strategy: str, windows: Callable[[int], np.ndarray] | None = None
 ) -> PossibleRounds:
     """Return the rounds that offer as much of the continuations as there is room for. The most common come first, for
-    which `windows` gives those of `FinishedText`; without it they stay in their order.
+    which `windows` gives those of `FinishedText`; without it they stay in their order. No row is the
+    beginning of another one of its place.
     """
     size = np.minimum(found.size, np.minimum(found.room, structure.gamma)[found.at])
     columns = {"at": found.at, "begin": found.begin, "size": size, "period": found.period}
     found = found._replace(**{name: column[size > 0] for name, column in columns.items()})
     if structure.rows is None:
         return _tree_rounds(found, structure, strategy, counted=windows is not None)
-    rows = _different_rows(found) if windows is None else _common_rows(found, windows(structure.gamma))
-    return _rows_rounds(found, rows, structure, strategy)
+    entry, rank = _different_rows(found) if windows is None else _common_rows(found, windows(structure.gamma))
+    entry, rank = entry[rank < structure.rows], rank[rank < structure.rows]
+    # [P, rows]: the continuation of each row, one of no tokens where there is none
+    number = np.full((len(found.places), structure.rows), len(found.at))
+    number[found.at[entry], rank] = entry
+    found = found._replace(
+        begin=np.append(found.begin, 0), size=np.append(found.size, 0), period=np.append(found.period, 1)
+    )
+    sizes, text = found.size[number], np.pad(found.text, (0, structure.gamma), constant_values=-1)
+    agreed = _agreed(_copier(found, number), lambda step: text[found.places[:, None] + step], sizes)
+    accepted = agreed.max(axis=1)
+    goes_on = (agreed == accepted[:, None]) & (sizes > accepted[:, None])
+    return PossibleRounds(
+        offered=sizes.max(axis=1),
+        nodes=sizes.sum(axis=1) - _shared(found, number),
+        leaves=(sizes > 0).sum(axis=1),
+        accepted=accepted,
+        ended=~goes_on.any(axis=1),
+        rank=np.argmax(agreed, axis=1),  # the node is that of the first row that has it
+        strategy=strategy,
+    )
 
 
 def _common_rows(found: Continuations, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -85,35 +105,6 @@ def _different_rows(found: Continuations) -> tuple[np.ndarray, np.ndarray]:
     agreed = _agreed(_copier(found, one), _copier(found, other), size[one])
     kept = np.delete(np.arange(len(at)), one[agreed == size[one]])
     return kept, np.arange(len(kept)) - np.searchsorted(at[kept], at[kept])
-
-
-def _rows_rounds(
-    found: Continuations, rows: tuple[np.ndarray, np.ndarray], structure: Structure, strategy: str
-) -> PossibleRounds:
-    """Return the rounds of the first `structure.rows` of some continuations, given by number and rank; none is the
-    beginning of another of its place.
-    """
-    assert structure.rows is not None
-    entry, rank = (column[rows[1] < structure.rows] for column in rows)
-    # [P, rows]: the continuation of each row, one of no tokens where there is none
-    number = np.full((len(found.places), structure.rows), len(found.at))
-    number[found.at[entry], rank] = entry
-    found = found._replace(
-        begin=np.append(found.begin, 0), size=np.append(found.size, 0), period=np.append(found.period, 1)
-    )
-    sizes, text = found.size[number], np.pad(found.text, (0, structure.gamma), constant_values=-1)
-    agreed = _agreed(_copier(found, number), lambda step: text[found.places[:, None] + step], sizes)
-    accepted = agreed.max(axis=1)
-    goes_on = (agreed == accepted[:, None]) & (sizes > accepted[:, None])
-    return PossibleRounds(
-        offered=sizes.max(axis=1),
-        nodes=sizes.sum(axis=1) - _shared(found, number),
-        leaves=(sizes > 0).sum(axis=1),
-        accepted=accepted,
-        ended=~goes_on.any(axis=1),
-        rank=np.argmax(agreed, axis=1),  # the node is that of the first row that has it
-        strategy=strategy,
-    )
 
 
 def _tree_rounds(found: Continuations, structure: Structure, strategy: str, *, counted: bool) -> PossibleRounds:

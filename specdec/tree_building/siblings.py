@@ -97,16 +97,9 @@ class Asked(NamedTuple):
 Growth = Generator[Asked, Tensor, Draft]  # yields what laws a draft needs next, is sent them, returns the draft
 
 
-def grow(
-    structure: Structure,
-    laws: Callable[[Asked], Tensor],
-    how: How,
-    strategy: str | Sequence[str],
-    generator: torch.Generator | None = None,
-) -> Draft:
-    """Grow one draft, with a call of `laws` for each level; see `growing`."""
-    alone = {0: growing(structure, how, strategy, generator)}
-    return grow_together(alone, lambda asked: {0: laws(asked[0])})[0]
+def grow(growth: Growth, laws: Callable[[Asked], Tensor]) -> Draft:
+    """Return one draft, grown by the laws of a call for each level; see `growing`."""
+    return grow_together({0: growth}, lambda asked: {0: laws(asked[0])})[0]
 
 
 def grow_together(
@@ -155,37 +148,35 @@ def growing(
     models = _models(topology, len(names))
     tokens, drawn_from = EMPTY.tokens, list[Tensor]()
     parents, source, tests = list[int](), list[Source](), [list[int]()]
-    level: list[tuple[int, list[int]]] = [(-1, [-1])]  # nodes, and the places of the topology that each stands for
+    level = {-1: [-1]}  # nodes, and the places of the topology that each stands for
     while True:
-        below = [
-            (node, [child for place in places for child in topology.children[place + 1]]) for node, places in level
-        ]
-        wanted = [(node, places) for node, places in below if places]
+        below = {
+            node: [child for place in places for child in topology.children[place + 1]]
+            for node, places in level.items()
+        }
+        wanted = {node: places for node, places in below.items() if places}
         if not wanted:
             break
-        law = yield Asked(tokens, shared_tree(tuple(parents)), [node for node, _ in wanted])  # [M, V]
+        law = yield Asked(tokens, shared_tree(tuple(parents)), list(wanted))  # [M, V]
         if how == "independent":
-            children = independent(law, [len(places) for _, places in wanted], generator)
+            children = independent(law, list(map(len, wanted.values())), generator)
             numbers: Sequence[int] = children.tokens.tolist()
         else:
-            wanted = [(node, places[: law.shape[-1]]) for node, places in wanted]
-            counts = [len(places) for _, places in wanted]
-            whose = [[models[place] for place in places] for _, places in wanted] if len(names) > 1 else None
-            children = in_turns(law, counts, how, generator, whose)
+            wanted = {node: places[: law.shape[-1]] for node, places in wanted.items()}
+            whose = [[models[place] for place in places] for places in wanted.values()] if len(names) > 1 else None
+            children = in_turns(law, list(map(len, wanted.values())), how, generator, whose)
             numbers = range(len(children.tokens))  # all different, without a look
-        level, kept, index = [], [], 0
-        for parent, places in wanted:
-            merged: dict[int, int] = {}  # token -> its place in `level`
+        level, kept, index = {}, [], 0
+        for parent, places in wanted.items():
+            nodes: dict[int, int] = {}  # token -> its node
             for place in places:
-                if numbers[index] not in merged:
-                    merged[numbers[index]] = len(level)
-                    level.append((len(parents), []))
+                node = nodes.setdefault(numbers[index], len(parents))
+                if node == len(parents):  # a new one
                     kept.append(index)
                     parents.append(parent)
                     source.append(Source(names[models[place]], ranks[place]))
                     tests.append([])
-                node, stands_for = level[merged[numbers[index]]]
-                stands_for.append(place)
+                level.setdefault(node, []).append(place)
                 tests[parent + 1].append(node)
                 index += 1
         chosen = index_on(law.device, tuple(kept))

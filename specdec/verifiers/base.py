@@ -120,11 +120,9 @@ def first_choice_acceptance(draft: Draft, p: Tensor, passing: Tensor) -> Accepta
     fetched: list[int] = torch.cat([p.argmax(-1), draft.tokens, passed.long()]).tolist()
     chosen, tokens, passes = fetched[: nodes + 1], fetched[nodes + 1 : 2 * nodes + 1], fetched[2 * nodes + 1 :]
     kept: list[bool] = []
-    last, depth = -1, 0
     for node, parent in enumerate(parents):
         kept.append(bool(passes[node]) and (parent < 0 or kept[parent]))
-        if kept[node] and draft.tree.depths[node] > depth:
-            last, depth = node, draft.tree.depths[node]
+    last = max((node for node in range(nodes) if kept[node]), key=draft.tree.depths.__getitem__, default=-1)
     return Acceptance(draft.tree.path(last), chosen[last + 1], bool(draft.tree.children[last + 1]), tuple(tokens))
 
 

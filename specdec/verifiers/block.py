@@ -25,8 +25,7 @@ class BlockVerification(Verifier):
         offered = len(draft)
         if offered == 0:
             return chain_acceptance(draft, None, sample(p[0], generator))
-        q = one_hot(draft.tokens, p.shape[-1]) if draft.q is None else draft.q
-        q = q.to(p.dtype)
+        q = (one_hot(draft.tokens, p.shape[-1]) if draft.q is None else draft.q).to(p.dtype)
         weights = _weights(p[:offered], q, draft.tokens)  # [N+1]
         scaled = weights[:-1, None] * p[:offered]  # [N, V]
         surplus = (scaled - q).clamp_min(0.0).sum(-1)[1:]  # n_1 ... n_{N-1}

@@ -6,9 +6,10 @@ import textwrap
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from fixtures.measuring import CORPUS, Anywhere, alone, in_microseconds, load, seconds_of
+from fixtures.measuring import CORPUS, alone, in_microseconds, load, seconds_of
 from fixtures.small_parts import read_group_values
 
 from specdec.config import validated
@@ -58,9 +59,10 @@ def test_time_of_a_query(folder, shape, log_figure):
     store = open_datastore(folder, read_manifest(folder))
     opened = time.perf_counter() - began
     structure = structures.build(shape)
-    tokens = load_tokenizer(model_path("pocket"))(Path(textwrap.__file__).read_text())["input_ids"]
-    config = validated(RetrievalConfig, read_group_values("drafter", "retrieval"))
-    drafter = Retrieval(store, config, Anywhere())
+    tokenizer = load_tokenizer(model_path("pocket"))
+    tokens = tokenizer(Path(textwrap.__file__).read_text())["input_ids"]
+    config = validated(RetrievalConfig, read_group_values("drafter", "retrieval", model=str(folder)))
+    drafter = Retrieval(config, SimpleNamespace(device="cpu", tokenizer=tokenizer, vocab_size=len(tokenizer)))
     queries, drafts, found = [], [], 0
     drafter.start(TextStart(tokens[:50], 0))
     for token in tokens[50:1550]:

@@ -14,7 +14,7 @@ from specdec.certification.exact import EXACT, target_law
 from specdec.records import Draft, chain_tree
 from specdec.sampling import one_hot, sample
 from specdec.structures.base import structures
-from specdec.tree_building.siblings import grow
+from specdec.tree_building.siblings import grow, growing
 from specdec.verifiers.base import verifiers
 
 P = [0.5, 0.3, 0.15, 0.05]
@@ -66,7 +66,8 @@ def test_one_of_several_siblings_of_the_targets_own_law_always_passes(enumeratio
     rule, shape = verifiers.build({"name": verifier}), structures.build({"name": "rows", "k": 2, "w": 1, "budget": 9})
 
     def run():
-        draft = grow(shape, lambda asked: p[[0] * len(asked.nodes)], way, "table", enumeration.generator)
+        growth = growing(shape, way, "table", enumeration.generator)
+        draft = grow(growth, lambda asked: p[[0] * len(asked.nodes)])
         judged = torch.stack([p[0], *(p[token] for token in draft.tokens.tolist())])
         return len(rule.accept(draft, judged, enumeration.generator).path)
 

@@ -11,7 +11,7 @@ from specdec.errors import UsageError
 from specdec.records import TextStart, Tree
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
-from specdec.tree_building.siblings import grow
+from specdec.tree_building.siblings import grow, growing
 
 
 def models_of(tiny_llama, target, count, context=64, **how):
@@ -72,12 +72,9 @@ def test_siblings_of_several_laws_were_drawn_from_their_q(enumeration, random_la
     told = {}
 
     def run():
+        growth = growing(shape, "without_replacement", list("abc")[: len(laws)], enumeration.generator)
         draft = grow(
-            shape,
-            lambda asked: laws[:, [2 if node < 0 else int(asked.tokens[node]) for node in asked.nodes]],
-            "without_replacement",
-            list("abc")[: len(laws)],
-            enumeration.generator,
+            growth, lambda asked: laws[:, [2 if node < 0 else int(asked.tokens[node]) for node in asked.nodes]]
         )
         tokens = tuple(draft.tokens.tolist())
         told[tokens] = float(draft.q.gather(-1, draft.tokens[:, None]).prod())
@@ -90,7 +87,7 @@ def test_several_models_draw_no_independent_siblings(random_law):
     laws = torch.stack([random_law(3, 0), random_law(3, 1)])
     for shape, how in ((rows(2, 1), "independent"), (dynamic(4, 2, 2, 2), "ranked")):
         with pytest.raises(ValueError, match="several models"):
-            grow(shape, lambda asked: laws[:, [0] * len(asked.nodes)], how, ["a", "b"])
+            grow(growing(shape, how, ["a", "b"]), lambda asked: laws[:, [0] * len(asked.nodes)])
 
 
 def test_a_model_with_a_short_context_drops_out(tiny_llama, tiny_model, sampling):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fixtures.drafting import dynamic, rows, tree
 
-from specdec.tree_building.siblings import grow, in_turns, independent
+from specdec.tree_building.siblings import grow, growing, in_turns, independent
 
 LAW = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.1, 0.5, 0.4]], dtype=torch.float64)
 
@@ -40,7 +40,7 @@ def test_when_nothing_of_the_law_is_left_untried_tokens_are_drawn_alike():
 
 def test_a_law_that_is_not_finite_stays_so_and_a_search_offers_nothing():
     q = torch.full((1, 4), torch.nan)
-    assert len(grow(dynamic(4, 2, 2, 2), lambda asked: q.expand(len(asked.nodes), -1), "ranked", "s")) == 0
+    assert len(grow(growing(dynamic(4, 2, 2, 2), "ranked", "s"), lambda asked: q.expand(len(asked.nodes), -1))) == 0
     assert in_turns(q, [2], "without_replacement", torch.Generator().manual_seed(0)).q.isnan().all()
 
 
@@ -78,7 +78,7 @@ def continuations(draft):
 def test_independent_rows_are_independent_continuations(enumeration):
     """The law of the unordered rows, against every pair of continuations."""
     found = enumeration.law(
-        lambda: continuations(grow(rows(2, 2), after(1), "independent", "test", enumeration.generator))
+        lambda: continuations(grow(growing(rows(2, 2), "independent", "test", enumeration.generator), after(1)))
     )
     expected = Counter()
     for one in product(range(3), repeat=4):
@@ -90,7 +90,7 @@ def test_independent_rows_are_independent_continuations(enumeration):
 def test_a_token_drawn_again_gets_the_children_of_both_places():
     shape = tree(-1, -1, 0, 1, 1)  # one child below the first, two below the second
     certain = torch.tensor([[0.0, 1.0, 0.0]]).double()
-    draft = grow(shape, lambda asked: certain.expand(len(asked.nodes), -1), "independent", "test")
+    draft = grow(growing(shape, "independent", "test"), lambda asked: certain.expand(len(asked.nodes), -1))
     assert draft.tree.parents == (-1, 0) and draft.tokens.tolist() == [1, 1]
     assert draft.draws == ((0, 0), (1, 1, 1), ())
     torch.testing.assert_close(draft.q, certain.expand(2, -1))
@@ -99,7 +99,7 @@ def test_a_token_drawn_again_gets_the_children_of_both_places():
 def test_siblings_that_differ_keep_the_topology():
     shape = tree(-1, -1, 0, 0, 1, 2)
     for how in ("without_replacement", "ranked"):
-        draft = grow(shape, after(0), how, "test", torch.Generator().manual_seed(3))
+        draft = grow(growing(shape, how, "test", torch.Generator().manual_seed(3)), after(0))
         assert draft.tree.parents == (-1, -1, 0, 0, 1, 2) and draft.draws is None
         assert [source.rank for source in draft.source] == [0, 1, 0, 1, 0, 0]
         assert (draft.q is None) == (how == "ranked")
@@ -108,11 +108,11 @@ def test_siblings_that_differ_keep_the_topology():
 
 
 def test_the_sizes_of_a_draft():
-    wide = grow(rows(5, 2), after(2), "without_replacement", "test", torch.Generator().manual_seed(0))
+    wide = grow(growing(rows(5, 2), "without_replacement", "test", torch.Generator().manual_seed(0)), after(2))
     assert wide.tree.parents == (-1, -1, -1, 0, 1, 2)
-    draft = grow(rows(1, 3), after(2), "independent", "test", torch.Generator().manual_seed(0))
+    draft = grow(growing(rows(1, 3), "independent", "test", torch.Generator().manual_seed(0)), after(2))
     assert draft.tree.is_chain and draft.draws is None and len(draft) == 3
-    assert len(grow(rows(2, 1).resized(0), after(2), "independent", "test")) == 0
+    assert len(grow(growing(rows(2, 1).resized(0), "independent", "test"), after(2))) == 0
 
 
 def searched(law, root, shape):
@@ -138,7 +138,7 @@ def test_a_dynamic_tree_keeps_the_most_confident_paths(random_law, sizes):
             rows = law[[root if node < 0 else int(asked.tokens[node]) for node in asked.nodes]]
             return rows.log() + torch.arange(len(rows)).unsqueeze(1)  # a constant in each row changes nothing
 
-        draft = grow(shape, logits, "ranked", "s")
+        draft = grow(growing(shape, "ranked", "s"), logits)
         assert draft.q is None and draft.draws is None
         paths = {tuple(draft.tokens[list(draft.tree.path(node))].tolist()): node for node in range(len(draft))}
         assert set(paths) == set(searched(law, root, shape)) and len(paths) == len(draft) == shape.nodes
@@ -150,14 +150,14 @@ def test_a_dynamic_tree_keeps_the_most_confident_paths(random_law, sizes):
 def test_of_equal_confidence_the_node_drafted_first_stays():
     shape = dynamic(3, 2, 2, 2)
     sure = torch.full((3, 3), -torch.inf, dtype=torch.float64).fill_diagonal_(0.0)  # every token follows itself
-    one = grow(shape, lambda asked: sure[[1 if node < 0 else int(asked.tokens[node]) for node in asked.nodes]],
-               "ranked", "s")  # fmt: skip
+    growth = growing(shape, "ranked", "s")
+    one = grow(growth, lambda asked: sure[[1 if node < 0 else int(asked.tokens[node]) for node in asked.nodes]])
     assert one.tokens.tolist() == [1, 1] and one.tree.parents == (-1, 0), "what has no chance is left out"
-    even = grow(shape, lambda asked: torch.zeros(len(asked.nodes), 2), "ranked", "s")
+    even = grow(growing(shape, "ranked", "s"), lambda asked: torch.zeros(len(asked.nodes), 2))
     assert even.tree.parents == (-1, -1, 0)
 
 
 def test_a_dynamic_tree_is_not_drawn():
     for how in ("independent", "without_replacement"):
         with pytest.raises(ValueError, match="ranked"):
-            grow(dynamic(4, 2, 2, 2), after(0), how, "s", torch.Generator())
+            grow(growing(dynamic(4, 2, 2, 2), how, "s", torch.Generator()), after(0))

@@ -19,7 +19,7 @@ from specdec.errors import UsageError
 from specdec.models.cache import CACHE
 from specdec.models.decoder import flops_per_token
 from specdec.ngrams.cache_folder import made_once
-from specdec.ngrams.corpus import CorpusPart, NgramCorpus, encoded, open_corpus, tokenizer_digest
+from specdec.ngrams.corpus import CorpusPart, encoded, open_corpus, tokenizer_digest
 from specdec.progress import stage
 from specdec.sampling import generator_for, probabilities, sample
 from specdec.targets.base import Target
@@ -127,13 +127,20 @@ class CalibrationText:
             generator, shape = generator_for(0, "calibration", "passages"), (config.passages, config.context)
             passages = torch.randint(target.vocab_size, shape, generator=generator)
         else:
-            size = config.context
-            middles = replace(self._corpus, size=0, parts=partial(_middles, self._corpus, size))  # 0: without a bar
-            parts = (ids[:size] for _, ids in encoded(middles, target.tokenizer, target.vocab_size) if len(ids) >= size)
+            corpus, size = self._corpus, config.context
+
+            def middles() -> Iterator[CorpusPart]:
+                """Yield the middle of every part of the corpus, long enough for a passage where the part is."""
+                for part in corpus.parts():
+                    content = part.content[len(part.content) // 2 :]
+                    yield replace(part, content=content[: _CHARACTERS * size if isinstance(content, str) else size])
+
+            halves = encoded(replace(corpus, size=0, parts=middles), target.tokenizer, target.vocab_size)  # 0: no bar
+            parts = (ids[:size] for _, ids in halves if len(ids) >= size)
             found = list(islice(parts, _PARTS))
             if len(found) < config.passages:
                 raise UsageError(
-                    f"Bad value drafter.passages={config.passages}: corpus {self._corpus.name} has {len(found)} texts "
+                    f"Bad value drafter.passages={config.passages}: corpus {corpus.name} has {len(found)} texts "
                     f"of drafter.context={size} tokens; lower one of them, or give another corpus."
                 )
             chosen = [found[index * len(found) // config.passages] for index in range(config.passages)]
@@ -155,10 +162,3 @@ class CalibrationText:
     def _laws(self, model: Any, text: Tensor) -> Tensor:
         logits = model(input_ids=text[:, :-1], use_cache=False).logits[:, self._config.context - 1 :]
         return probabilities(logits, self._target.sampling)
-
-
-def _middles(corpus: NgramCorpus, count: int) -> Iterator[CorpusPart]:
-    """Yield the middle of every part of a corpus, long enough for `count` tokens where the part is."""
-    for part in corpus.parts():
-        content = part.content[len(part.content) // 2 :]
-        yield replace(part, content=content[: _CHARACTERS * count if isinstance(content, str) else count])

@@ -135,8 +135,7 @@ class Drafter(ABC):
 
 class BatchDrafter:
     """Proposes a token tree for each of several texts in each step. A slot holds one text at a time and has a drafter
-    for it in `texts`, which is told of what becomes of the text. Here their drafts are made one after another;
-    subclasses make them together, in fewer calls.
+    for it in `texts`, which is told of what becomes of it. Here they draft in turn; subclasses make fewer calls.
 
     What is drafted for a text depends on that text and its own generator alone: neither on the slot nor on the other
     texts. Texts have begun with `TextStart.in_step` False, because none may read the target's cache.

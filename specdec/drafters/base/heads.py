@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from specdec.config import NonEmpty, typed
 from specdec.drafters.base.contract import BatchDrafter, DrafterCapabilities
@@ -21,14 +22,11 @@ from specdec.published.network_files import TRAINED_HEADS
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.siblings import Asked, Siblings, grow_together, growing, index_on, source_ranks
+from specdec.tree_building.siblings import Asked, Siblings, grow_together, index_on, source_ranks
 
 _POSITIONS = 256  # whose laws are in memory at a time, when a text is replayed
 Standardise = Callable[[Tensor], Tensor]  # turns logits [..., V] into laws, or into scores that rank children
-
-After = Callable[[Tensor], Tensor]
-"""`after(drafted)` returns the laws [B, M, V] of head k after M paths of tokens in each of B sequences [B, M, k], which
-begin with the root."""
+After = Callable[[Tensor], Tensor]  # gives laws [B, M, V] of head k after M paths [B, M, k], which begin with the root
 
 
 @typed
@@ -39,8 +37,8 @@ class HeadsDrafterConfig(DrawnConfig):
 class HeadsDrafter(NetworkDrafter):
     """Head k drafts the tokens at depth k from h_t, the state of the last token that the target evaluated.
 
-    q is the law of the head (see `NetworkDrafter`); siblings are drawn as `siblings` says. Heads that a structure has
-    no level for are not computed. Nothing is offered before the first state: after a prompt of one token.
+    q is the law of the head (see `NetworkDrafter`). Heads that a structure has no level for are not computed. Nothing
+    is offered before the first state: after a prompt of one token.
     """
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, reads_states=True, replay="start")
@@ -96,7 +94,7 @@ class HeadsDrafter(NetworkDrafter):
             self.state = contextual[0, -1]
 
     def draft(self, structure: Structure) -> Draft:
-        return draft_together({0: self}, {0: structure})[0]
+        return BatchedHeads([self]).draft({0: structure})[0]
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         super().commit(tokens)
@@ -128,69 +126,57 @@ class HeadsDrafter(NetworkDrafter):
 
 
 class BatchedHeads(BatchDrafter):
-    """Heads over the states of several texts: drafts of one shape take the passes that a single one takes."""
+    """Heads over the states of several texts: ranked tokens are drafted together on one topology, others with all that
+    are equally deep. Drafts of one shape take the passes that a single one takes.
+    """
 
     texts: Sequence[HeadsDrafter]
 
     def draft(self, structures: Mapping[int, Structure]) -> dict[int, Draft]:
-        return draft_together({slot: self.texts[slot] for slot in structures}, structures)
+        drafts = dict.fromkeys(structures, EMPTY)
+        groups: defaultdict[Tree | int, dict[int, Structure]] = defaultdict(dict)
+        for slot, structure in structures.items():
+            text = self.texts[slot]
+            shape = structure.clamped(len(text.heads))
+            if text.state is not None and shape.gamma > 0:
+                # Ranked tokens take the topology as it is, if no node has more children than there are tokens.
+                ranked = shape.beam is None and text.how(shape) == "ranked"
+                fits = ranked and max(map(len, shape.tree.children)) <= text.heads.vocab_size
+                groups[shape.tree if fits else shape.gamma][slot] = shape
+        for common, shapes in groups.items():
+            texts = [self.texts[slot] for slot in shapes]
+            states = torch.stack([text.state for text in texts if text.state is not None])  # [B, D]
+            # Filled there: a copy would wait for the device.
+            roots = torch.cat([torch.full((1,), text.root, device=states.device) for text in texts])  # [B]
+            if isinstance(common, int):
+                drafts |= self._grown(shapes, states, roots)
+                continue
+            for slot, row in zip(shapes, texts[0].choices.first(states, roots, common), strict=True):
+                ranks = source_ranks(common, shapes[slot].rows is not None)
+                drafts[slot] = Draft(row, common, source=tuple(Source(texts[0].strategy, rank) for rank in ranks))
+        return drafts
+
+    def _grown(self, shapes: Mapping[int, Structure], states: Tensor, roots: Tensor) -> dict[int, Draft]:
+        """Draft level by level, each by the tokens of the levels above; all shapes are equally deep."""
+        first, shape = self.texts[next(iter(shapes))], next(iter(shapes.values()))
+        after = first.choices.laws(states, shape.gamma, first.standardise(shape))
+        places = {slot: place for place, slot in enumerate(shapes)}
+        growths = {slot: self.texts[slot].growth(shape) for slot, shape in shapes.items()}
+
+        def laws(asked: Mapping[int, Asked]) -> dict[int, Tensor]:
+            lines: dict[int, Tensor] = {}
+            for slot, each in asked.items():
+                root = roots[places[slot]].expand(len(each.nodes), 1)
+                lines[slot] = torch.cat([root, each.paths(roots.device)], 1)
+            # Stands for a text that asks for no law; where one asks for fewer than others, paths of token 0 are read.
+            some = next(iter(lines.values()))[:1]
+            found = after(pad_sequence([lines.get(slot, some) for slot in shapes], batch_first=True))  # [B, M, V]
+            return {slot: found[places[slot], : len(each.nodes)] for slot, each in asked.items()}
+
+        return {slot: self.texts[slot].checked(draft) for slot, draft in grow_together(growths, laws).items()}
 
     def release(self, slot: int) -> None:
         self.texts[slot]._begin(None)
-
-
-def draft_together(texts: Mapping[int, HeadsDrafter], structures: Mapping[int, Structure]) -> dict[int, Draft]:
-    """Draft for several texts: ranked tokens together on one topology, others with all that are equally deep."""
-    drafts = dict.fromkeys(texts, EMPTY)
-    groups: defaultdict[Tree | int, dict[int, Structure]] = defaultdict(dict)
-    for slot, text in texts.items():
-        shape = structures[slot].clamped(len(text.heads))
-        if text.state is not None and shape.gamma > 0:
-            # Ranked tokens take the topology as it is, if no node has more children than there are tokens.
-            ranked = shape.beam is None and text.how(shape) == "ranked"
-            fits = ranked and max(map(len, shape.tree.children)) <= text.heads.vocab_size
-            groups[shape.tree if fits else shape.gamma][slot] = shape
-    for common, shapes in groups.items():
-        alike = {slot: texts[slot] for slot in shapes}
-        first = next(iter(alike.values()))
-        states = torch.stack([text.state for text in alike.values() if text.state is not None])  # [B, D]
-        # Filled there: a copy would wait for the device.
-        roots = torch.cat([torch.full((1,), text.root, device=states.device) for text in alike.values()])  # [B]
-        if isinstance(common, int):
-            drafts |= _grown(alike, shapes, states, roots)
-            continue
-        for slot, row in zip(alike, first.choices.first(states, roots, common), strict=True):
-            ranks = source_ranks(common, shapes[slot].rows is not None)
-            drafts[slot] = Draft(row, common, source=tuple(Source(first.strategy, rank) for rank in ranks))
-    return drafts
-
-
-def _grown(
-    texts: Mapping[int, HeadsDrafter], shapes: Mapping[int, Structure], states: Tensor, roots: Tensor
-) -> dict[int, Draft]:
-    """Draft for several texts level by level, each by the tokens of the levels above; all shapes are equally deep."""
-    first, shape = next(iter(texts.values())), next(iter(shapes.values()))
-    after = first.choices.laws(states, shape.gamma, first.standardise(shape))
-    places = {slot: place for place, slot in enumerate(texts)}
-
-    def laws(asked: Mapping[int, Asked]) -> dict[int, Tensor]:
-        width = max(len(each.nodes) for each in asked.values())
-        lines: dict[int, Tensor] = {}
-        for slot, each in asked.items():
-            root = roots[places[slot]].expand(len(each.nodes), 1)
-            lines[slot] = torch.cat([root, each.paths(roots.device)], 1)
-        some = next(iter(lines.values()))[:1]  # stands where a text asks for fewer laws than others, or for none
-        padded = [
-            torch.cat([line, some.expand(width - len(line), -1)]) for line in (lines.get(slot, some) for slot in texts)
-        ]
-        found = after(torch.stack(padded))  # [B, M, V]
-        return {slot: found[places[slot], : len(each.nodes)] for slot, each in asked.items()}
-
-    growths = {
-        slot: growing(shapes[slot], text.how(shapes[slot]), text.strategy, text.generator)
-        for slot, text in texts.items()
-    }
-    return {slot: texts[slot].checked(draft) for slot, draft in grow_together(growths, laws).items()}
 
 
 class StackedLayer:
@@ -209,9 +195,8 @@ class StackedLayer:
 
 class IndependentChoices:
     """Choices of heads that read h_t alone (Medusa 2401.10774, 2.1): one pass gives all depths. All nodes of a depth
-    have the same choices below them, so a tree is a part of the Cartesian product of the heads' choices.
-
-    States h_t are [B, D], of B sequences, as `Heads.contextual` returns them.
+    have the same choices below them, so a tree is a part of the Cartesian product of the heads' choices. States h_t
+    [B, D], of B sequences, are those of `Heads.contextual`.
     """
 
     def __init__(self, heads: Heads) -> None:
@@ -285,9 +270,7 @@ def _by_depth(tree: Tree) -> tuple[int, tuple[int, ...]]:
 
 
 class _Level(NamedTuple):
-    """The n nodes of depth k, in the order of their M parents, and then of the tree. The number of a node is one more
-    than its place in the tree, the root's is 0.
-    """
+    """The n nodes of depth k, by their M parents. A node's number is its place in the tree plus one, the root's 0."""
 
     nodes: tuple[int, ...]  # [n] their numbers
     paths: tuple[int, ...]  # [M * k] the numbers on the path to each parent, from the root on

@@ -20,7 +20,7 @@ from specdec.records import EMPTY, Draft, TextStart, chain_draft
 from specdec.sampling import all_finite, drawn, generator_on, probabilities
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
-from specdec.tree_building.siblings import Asked, How, Siblings, grow
+from specdec.tree_building.siblings import Growth, How, Siblings, grow, growing
 
 Drafts = Literal["sampled", "greedy"]
 
@@ -109,6 +109,10 @@ class NetworkDrafter(Drafter):
             return lambda logits: logits
         return lambda logits: probabilities(logits, self.sampling)
 
+    def growth(self, structure: Structure) -> Growth:
+        """Return a draft of rows or a tree before it grows."""
+        return growing(structure, self.how(structure), self.strategy, self.generator)
+
     def new_chain(self, gamma: int, threshold: float) -> GrowingChain:
         """Return a chain without a token. All of its numbers are drawn at once, so that a threshold changes no token
         and every way of drafting uses the same ones.
@@ -139,9 +143,7 @@ class NetworkDrafter(Drafter):
         return Choice(tokens, tokens, q)
 
     def along(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Along | None:
-        """Draft the text from all of its positions on, teacher-forced: the arguments are those of `Drafter.chances`.
-        None means that a replay has to draft.
-        """
+        """Draft the text from all of its positions on, teacher-forced; arguments and None as in `Drafter.chances`."""
         return None
 
     @torch.inference_mode()
@@ -246,17 +248,13 @@ class FeatureDrafter(NetworkDrafter):
             chain = self.new_chain(structure.gamma, structure.threshold)
             tokens, _, q = self.drafted(chain, self.widened(rows.first), lambda token: self.widened(rows.next(token)))
             return self.checked(chain_draft(tokens, self.strategy, q))
-        standardise = self.standardise(structure)
-
-        def laws(asked: Asked) -> Tensor:
-            return standardise(self.widened(rows.after(asked)))
-
-        return self.checked(grow(structure, laws, self.how(structure), self.strategy, self.generator))
+        laws = self.standardise(structure)
+        return self.checked(grow(self.growth(structure), lambda asked: laws(self.widened(rows.after(asked)))))
 
     @abstractmethod
     def drafts_along(self, tokens: Tensor, features: Tensor, first: int, depth: int) -> Along:
-        """Draft a text of tokens [T] and features [T - 1, F] itself from every row on, from `first` on, teacher-forced.
-        Yield (row, k, logits [M, W] of rows `row` to `row + M - 1` at depth k from 0).
+        """Draft a text of tokens [T] and features [T - 1, F] from every row on, from `first` on, teacher-forced. Yield
+        (row, k, logits [M, W] of rows `row` to `row + M - 1` at depth k from 0).
         """
 
     def along(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Along:
