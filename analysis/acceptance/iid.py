@@ -210,8 +210,13 @@ def _resampling_test(observed: float, null: np.ndarray, n: int) -> IidTest:
 
 def iid_tests(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> dict[str, IidTest]:
     """Run the tests behind iid/depth_p, iid/trend_p, iid/mixing_p, iid/prompts_p and iid/memory_p."""
-    tests = {test.__name__: test(rounds) for test in (depth, trend, mixing, prompts)}
-    return tests | {"memory": memory(rounds, permutations, seed)}
+    return {
+        "depth": depth(rounds),
+        "trend": trend(rounds),
+        "mixing": mixing(rounds),
+        "prompts": prompts(rounds),
+        "memory": memory(rounds, permutations, seed),
+    }
 
 
 def _tested(rounds: pd.DataFrame) -> tuple[AlphaEstimate, str]:
