@@ -100,7 +100,7 @@ def test_a_model_that_loops_is_cured(values):
     Path(values["data"]["source"]["path"]).write_text("\n".join(["if else not " * 60] * 20), encoding="utf-8")
     values["monitor"] |= {"heldout_every_steps": 50, "checkpoint_seconds": 100.0}
     values["optimizer"] |= {"muon_lr": 0.02, "adam_lr": 0.01}
-    values["data"] |= {"sequence_length": 48, "steps": 40}
+    values["data"] |= {"sequence_length": 48, "steps": 120}
     shares = {}
     for weight in (1e-6, 20.0):
         folder = values["output_dir"] + str(weight)
