@@ -182,10 +182,12 @@ struct Products {
         int64_t rows
     ) const {
         if (some == N) {
-            // For one or two tokens memory is read fastest in order, one row after another. More are loaded once for as
-            // many rows as the processor has registers for their sums.
+            // Memory is read fastest in order, one row after another. In bfloat16 and float16 a row is read so fast that
+            // three or more tokens would be waited for: these are loaded once for as many rows as the processor has
+            // registers for their sums.
             constexpr int64_t registers = Sums::size() * sizeof(Number) == 64 ? 32 : 16;
-            constexpr auto fits = [](int64_t R) { return N > 2 && R * N + R + 1 <= registers; };
+            constexpr bool half = sizeof(Stored) < sizeof(Number);
+            constexpr auto fits = [](int64_t R) { return half && N > 2 && R * N + R + 1 <= registers; };
             multiply<N, (fits(4) ? 4 : fits(2) ? 2 : 1)>(token, weight, ahead, bias, output, rows);
         } else if constexpr (N > 1) {
             multiply_some<N - 1>(some, token, weight, ahead, bias, output, rows);
