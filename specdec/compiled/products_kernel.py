@@ -182,9 +182,9 @@ struct Products {
         int64_t rows
     ) const {
         if (some == N) {
-            // Memory is read fastest in order, one row after another. In bfloat16 and float16 a row is read so fast that
-            // three or more tokens would be waited for: these are loaded once for as many rows as the processor has
-            // registers for their sums.
+            // Memory is read fastest in order, one row after another. In bfloat16 and float16 a row is read so fast
+            // that three or more tokens would be waited for: these are loaded once for as many rows as the processor
+            // has registers for their sums.
             constexpr int64_t registers = Sums::size() * sizeof(Number) == 64 ? 32 : 16;
             constexpr bool half = sizeof(Stored) < sizeof(Number);
             constexpr auto fits = [](int64_t R) { return half && N > 2 && R * N + R + 1 <= registers; };
