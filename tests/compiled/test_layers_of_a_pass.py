@@ -1,5 +1,7 @@
 """A pass cut into programs, walked in Python: the calls give what the model gives."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -32,23 +34,11 @@ def walked(calls, decoder, tokens, tree):
     return values
 
 
-@pytest.mark.parametrize(
-    "architecture", [pytest.param(name, marks=pytest.mark.slow if " " not in name else ()) for name in KINDS]
-)
-@pytest.mark.parametrize("kept", [(0, 1), (0,)], ids=["one_by_one", "in_pairs"])
-def test_the_calls_are_the_pass(tiny_model, architecture, kept):
-    model = tiny_model(architecture.removeprefix("partial "))
-    decoder = Decoder(partial_model(model, SKIPPED, "llama") if " " in architecture else model, architecture, 512)
-    decoder.keep_states(kept)
-    with torch.no_grad():
-        decoder.start(TEXT, 64)
-    calls = cut(decoder, decoder.cache)
-    pairs = len(kept) == 1 and decoder.layers % 2 == 0  # two are a program where nobody reads the states between
-    layers = len(calls) - 3
-    assert layers == decoder.layers / (1 + pairs)
-    assert len({id(call.program) for call in calls}) == 3 + KINDS[architecture][pairs]
+def check_calls(calls, decoder):
+    """See that calls make the logits and states of the plain pass, and write the same into the cache."""
+    width = decoder.model.get_input_embeddings().weight.shape[1]
     for tree, prefix in ((chain_tree(4), 0), (chain_tree(0), 5), (Tree((-1, -1, 0, 2)), 9), (chain_tree(10), 3)):
-        tokens, width = torch.arange(len(tree) + 1) * 11 % 61, decoder.model.get_input_embeddings().weight.shape[1]
+        tokens = torch.arange(len(tree) + 1) * 11 % 61
         with torch.no_grad():
             decoder.length = prefix
             plain = decoder.plain(tokens, tree)
@@ -61,9 +51,39 @@ def test_the_calls_are_the_pass(tiny_model, architecture, kept):
             decoder.plain(tokens, tree)
             assert (decoder.plain(tokens[:1], chain_tree(0)).logits - behind).abs().max() < EXACT, "what was written"
         assert (values["logits"][0] - plain.logits).abs().max() < EXACT
-        assert (values["states"][0] - plain.states[:, :width]).abs().max() < EXACT
-        if 1 in kept:
-            assert (values[f"states {layers - 1}"][0] - plain.states[:, width:]).abs().max() < EXACT
+        for place, offset in enumerate(decoder.kept):
+            states = values["states" if offset == 0 else f"states {decoder.layers - offset}"]
+            assert (states[0] - plain.states[:, place * width : (place + 1) * width]).abs().max() < EXACT
+
+
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(name, marks=pytest.mark.slow if " " not in name else ()) for name in KINDS]
+)
+@pytest.mark.parametrize("kept", [(0, 1), (0,)], ids=["one_by_one", "in_pairs"])
+def test_the_calls_are_the_pass(tiny_model, architecture, kept):
+    model = tiny_model(architecture.removeprefix("partial "))
+    decoder = Decoder(partial_model(model, SKIPPED, "llama") if " " in architecture else model, architecture, 512)
+    decoder.keep_states(kept)
+    with torch.no_grad():
+        decoder.start(TEXT, 64)
+    calls = cut(decoder, decoder.cache)
+    pairs = len(kept) == 1 and decoder.layers % 2 == 0  # two are a program where nobody reads the states between
+    assert len(calls) - 3 == decoder.layers / (1 + pairs)
+    assert len({id(call.program) for call in calls}) == 3 + KINDS[architecture][pairs]
+    check_calls(calls, decoder)
+
+
+@pytest.mark.slow
+def test_pairs_of_other_kinds_of_masks_are_other_programs(tiny_model):
+    config = deepcopy(tiny_model("gemma2").config)
+    config.num_hidden_layers, config.layer_types = 6, [*["sliding_attention"] * 5, "full_attention"]
+    decoder = Decoder(type(tiny_model("gemma2"))(config).double().eval(), "gemma", 512)
+    with torch.no_grad():
+        decoder.start(TEXT, 64)
+    calls = cut(decoder, decoder.cache)
+    first, second, third = (call.program for call in calls[1:-1])
+    assert first is second and second is not third
+    check_calls(calls, decoder)
 
 
 def test_something_between_the_layers_is_said(tiny_llama):
