@@ -77,7 +77,10 @@ def test_the_calls_are_the_pass(tiny_model, architecture, kept):
 def test_pairs_of_other_kinds_of_masks_are_other_programs(tiny_model):
     config = deepcopy(tiny_model("gemma2").config)
     config.num_hidden_layers, config.layer_types = 6, [*["sliding_attention"] * 5, "full_attention"]
-    decoder = Decoder(type(tiny_model("gemma2"))(config).double().eval(), "gemma", 512)
+    model = type(tiny_model("gemma2"))(config).double().eval()
+    for block in model.model.layers:  # which mask a layer is given is then all in which it differs
+        block.self_attn.sliding_window, block.self_attn.layer_type = 8, "sliding_attention"
+    decoder = Decoder(model, "gemma", 512)
     with torch.no_grad():
         decoder.start(TEXT, 64)
     calls = cut(decoder, decoder.cache)
