@@ -225,7 +225,7 @@ class _Halves:
         self._table: dict[str, np.ndarray] = {"text": text, "prompt": prompt, "room": room, **columns}
         self._gamma, self._offers = gamma, bool((offered < room).any())
         self._near: dict[int, StretchesFit] = {}  # by half: the fit of the first split, from which the others start
-        # What models are fitted to, as tables [P, ...] whose weighted sums a replicate has.
+        # Models are fitted to these counts by prompt, tables [P, ...]; a replicate has their weighted sums.
         per_prompt = partial(np.bincount, prompt, minlength=len(prompts))
         at_least = partial(exceeding, group=prompt, groups=len(prompts))  # rounds whose value is at least 1, 2, ...
         refused = at_least((s + 1) * d, gamma + 1)  # rejections at depth 1 or more, 2 or more, ...

@@ -37,7 +37,7 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
     fitted = [np.where(held[int(at)], model.seconds(n, at) / t1, 0.0).max() for at, t1 in t1s.items()]
     top = 1.5 * max(*fitted, float(ratios.median()), 1.0)
     beyond = int((ratios > top).sum())
-    # What was measured, where the fit is drawn, and what the black lines are.
+    # The caption says what was measured, where the fit is drawn, and what the black lines are.
     error = "" if report.by_rows is None else f", {report.by_rows.median:.1%} off in the median on sizes left out"
     fit = f"Lines: fit{error}, drawn where it is within {HOLDS:.0%} of the points ({holds.sum()} of {len(holds)})"
     if not holds.any():

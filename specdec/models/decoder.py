@@ -52,8 +52,8 @@ class Probed:
     # Calls are made without our masks and positions, which the model does not take; its own are those of a chain behind
     # the cache.
     own_masks: bool = False
-    # How the states of layers that keep one are brought back after a rejection: "recorded", "replayed" or "stepped"
-    # (see `recurrent_cache`); "" for a model with attention only.
+    # The way in which layers that keep a state get it back after a rejection: "recorded", "replayed" or "stepped" (see
+    # `recurrent_cache`); "" for a model with attention only.
     states: str = ""
     # By check, how far logits were from those of a plain pass (see `comparison.logit_error`).
     errors: Mapping[str, float] = field(default_factory=dict)
@@ -179,7 +179,7 @@ class Decoder(CachedModel):
                 self.context_length -= module.padding_idx + 1
         self.cache = self._new_cache(1)
         self.masks = MaskBuffers(self.windows, model.dtype, self.device)
-        # What serves calls on its cache in place of the modules, a `CompiledPasses`, of which nothing is known here.
+        # A `CompiledPasses`, of which nothing is known here: it serves calls on its cache in place of the modules.
         self.passes: Any = None
 
     def keep_states(self, offsets: Iterable[int]) -> None:
@@ -251,7 +251,8 @@ class Decoder(CachedModel):
         result: Pass | None = None
         if self.passes is not None and self.cache is self.passes.cache:
             result = self.passes.evaluate(tokens, tree, bool(options))
-        result = result or self.plain(tokens, tree, **options)
+        if result is None:
+            result = self.plain(tokens, tree, **options)
         self.states = result.states
         return result.logits
 
@@ -279,7 +280,8 @@ class Decoder(CachedModel):
         result: Pass | None = None
         if self.passes is not None and self.cache is self.passes.cache and self.cache.length:
             result = self.passes.evaluate_batch(sequences, batch)
-        result = result or self._run(sequences, batch.chain)
+        if result is None:
+            result = self._run(sequences, batch.chain)
         places = batch.places.to(self.device, non_blocking=True)
         self.states = None if result.states is None else result.states.flatten(0, 1)[places]
         return result.logits.flatten(0, 1)[places]

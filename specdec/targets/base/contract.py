@@ -114,7 +114,7 @@ class Target(ABC):
     tokenizer: Any = None  # of transformers; None where there is none
     evaluation: Evaluation = "packed"
     compilation: Literal["trace", "inductor"] | None = None  # what `prepare` does; drafters that are models follow it
-    # Where passes compiled for a CPU are kept, those of such drafters too; None: until the process ends.
+    # The folder that keeps passes compiled for a CPU, those of such drafters too; None: until the process ends.
     packages: PackageFolder | None = None
     # Hidden states, where something asked for them (`HiddenStates.keep`), else None: after `start` those of
     # `prompt[:-1]`, [S-1, D]; after `commit` those of the root and the accepted nodes, [A+1, D]. So the last one is h_t
