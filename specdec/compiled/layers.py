@@ -5,7 +5,8 @@ the weights of another. Layers are of one kind if their modules, shapes and argu
 called two at a time. Whether a pass of these calls is the model's own is for the caller to check.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
@@ -26,6 +27,7 @@ _TOKENS, _PREFIX, _CAPACITY = 7, 40, 307  # of the example calls: equal sizes wo
 # Bytes of a layer's weights, below which two layers are a program: a call of one takes about two microseconds, which
 # are a twentieth of the time of a layer of 2 MB on an AMD EPYC.
 _SMALL = 6 << 20
+_CACHED = 64 << 20  # bytes of a model's weights that the third caches of some processors hold
 Made = Literal["states", "logits"]
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
@@ -61,9 +63,9 @@ def cut(decoder: Decoder, cache: KVCache) -> list[Call]:
     blocks = list(blocks_of(model, decoder.name))
     paths = {module: path for path, module in model.named_modules()}
     with torch.inference_mode(False), torch.no_grad(), attention_by_kernel(model):
-        form = _Form(model, blocks, windows)
+        form, exports = _Form(model, blocks, windows), partial(_exported, weights_cached(model.parameters()))
         head, places = _Head(form), torch.arange(_TOKENS).unsqueeze(0)
-        exported = _exported(
+        exported = exports(
             "head", head, ["tokens", "places", *windows], places + 1, places + _PREFIX, form.masks(_TOKENS)
         )
         names = ["states 0", *(f"shared {number}" for number in range(len(exported.values) - 1))]
@@ -88,12 +90,12 @@ def cut(decoder: Decoder, cache: KVCache) -> list[Call]:
             if kind not in kinds:
                 buffers = [buffer.new_zeros(1, buffer.shape[1], _CAPACITY, buffer.shape[3]) for buffer in whole]
                 tensors = [examples[each] for each in part.names]
-                kinds[kind] = _exported("layer", part, own, examples["states 0"], tensors, buffers)
+                kinds[kind] = exports("layer", part, own, examples["states 0"], tensors, buffers)
             calls.append(kinds[kind].call([f"states {end}"], given)[0])
         # Apart, because a prefill has a use for the states and none for logits.
         made_last: Sequence[Made] = ("states", "logits") if 0 in decoder.kept else ("logits",)
         for value in made_last:
-            exported = _exported("tail", _Tail(form, value), ["states"], examples["states 0"])
+            exported = exports("tail", _Tail(form, value), ["states"], examples["states 0"])
             calls.append(exported.call([value], {"states": f"states {len(blocks)}"})[0])
         return calls
 
@@ -103,8 +105,14 @@ def product(weight: Tensor) -> Call:
     with torch.inference_mode(False), torch.no_grad():
         part = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         part.weight = nn.Parameter(weight.detach(), requires_grad=False)
-        exported = _exported("product", part, ["vectors"], weight.new_zeros(1, _TOKENS, weight.shape[1]))
+        cached = weights_cached([weight])
+        exported = _exported(cached, "product", part, ["vectors"], weight.new_zeros(1, _TOKENS, weight.shape[1]))
     return exported.call(["logits"], {})[0]
+
+
+def weights_cached(weights: Iterable[Tensor]) -> bool:
+    """Return whether a processor's caches may hold all these weights from one call to the next."""
+    return sum(each.nbytes for each in weights) <= _CACHED
 
 
 def with_tensors(model: Any, cache: KVCache, inputs: Sequence[Any]) -> list[Any]:
@@ -321,8 +329,10 @@ class _Exported(NamedTuple):
         return Call(self.graph, [value(each) for each in self.inputs], outputs, self.name), made
 
 
-def _exported(name: str, part: nn.Module, names: Sequence[str], *given: Any) -> _Exported:
-    """Export a part of a model by the names of its arguments, in order (others are not given), and an example."""
+def _exported(cached: bool, name: str, part: nn.Module, names: Sequence[str], *given: Any) -> _Exported:
+    """Export a part of a model by the names of its arguments, in order (others are not given), and an example;
+    `cached`: see `use_products`.
+    """
 
     def dynamic(example: Tensor) -> dict[int, Any]:
         # The sizes of an example are those that vary in a pass.
@@ -334,7 +344,7 @@ def _exported(name: str, part: nn.Module, names: Sequence[str], *given: Any) -> 
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
         graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
-    use_products(graph)
+    use_products(graph, cached)
     (output,) = graph.graph.find_nodes(op="output")
     results = [node for node in pytree.tree_leaves(output.args[0]) if isinstance(node, Node)]
     inputs, arguments, of_nodes = [], iter(names), {}

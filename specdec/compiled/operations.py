@@ -62,18 +62,22 @@ def attention_by_kernel(model: Any) -> Iterator[None]:
 
 
 @torch.library.custom_op("specdec::products", mutates_args=())
-def products(tokens: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-    """Multiply tokens [1, N, inputs] by each weight [outputs, inputs]; add any bias [outputs]: [1, N, all outputs]."""
+def products(tokens: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], cached: bool) -> Tensor:
+    """Multiply tokens [1, N, inputs] by each weight [outputs, inputs]; add any bias [outputs]: [1, N, all outputs]. The
+    model's weights may be `cached` from one call to the next, which is for the kernel alone.
+    """
     return torch.cat([linear(tokens, *each) for each in zip(weights, *([biases] if biases else []), strict=True)], -1)
 
 
 @torch.library.register_fake("specdec::products")
-def _(tokens: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+def _(tokens: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], cached: bool) -> Tensor:
     return tokens.new_empty(*tokens.shape[:-1], sum(len(weight) for weight in weights))
 
 
-def use_products(module: GraphModule) -> None:
-    """Have an exported graph compute its products with given weights by the kernel, those of the same tokens as one."""
+def use_products(module: GraphModule, cached: bool) -> None:
+    """Have an exported graph compute its products with given weights by the kernel, those of the same tokens as one;
+    `cached`: the processor's caches may hold all weights of the model.
+    """
     graph, by_tokens = module.graph, dict[Any, list[Any]]()
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
         if _by_kernel(node):
@@ -83,8 +87,8 @@ def use_products(module: GraphModule) -> None:
         values = [[each.meta["val"] for each in several] for several in (weights, biases)]
         with graph.inserting_before(group[0]):
             # The weights are given from the start, so all products can be computed where the first one is.
-            every = graph.call_function(torch.ops.specdec.products.default, (tokens, weights, biases))
-            every.meta["val"] = torch.ops.specdec.products(tokens.meta["val"], *values)
+            every = graph.call_function(torch.ops.specdec.products.default, (tokens, weights, biases, cached))
+            every.meta["val"] = torch.ops.specdec.products(tokens.meta["val"], *values, cached)
             begin = 0
             for node, weight in zip(group, values[0], strict=True):
                 end = begin + len(weight)

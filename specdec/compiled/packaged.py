@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from specdec.compiled.call_sequence import SOURCE, PackagedStep, write_sequence
-from specdec.compiled.layers import Call, cut, made_of, product, with_tensors
+from specdec.compiled.layers import Call, cut, made_of, product, weights_cached, with_tensors
 from specdec.compiled.packages import PackageFolder, machine_identity
 from specdec.models.cache import KVCache
 from specdec.models.decoder import Decoder
@@ -30,7 +30,7 @@ from specdec.replaced import replaced
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 14  # changes whenever the kernels do
+_FORMAT = 15  # changes whenever the kernels do
 # Operations between products stay on one thread: on few tokens there is too little of them to share.
 _SETTINGS: dict[str, Any] = {"cpp.min_chunk_size": 1 << 20}
 # Seconds on two cores of a Xeon that are not quite quiet: what torch's headers and its import take, and a program.
@@ -59,7 +59,7 @@ def _shape(decoder: Decoder) -> dict[str, Any]:
     weights = sorted({(str(each.dtype), *each.shape) for each in decoder.model.parameters()})  # whatever the depth
     pairs = (decoder.layers % 2 == 0, any(decoder.kept))  # on which it depends whether two layers are a program
     known = {"weights": weights, "windows": decoder.windows, "pairs": pairs, "machine": machine_identity()}
-    return {"format": _FORMAT, **known}
+    return {"format": _FORMAT, "cached": weights_cached(decoder.model.parameters()), **known}
 
 
 def packaged_step(

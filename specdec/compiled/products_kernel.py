@@ -1,7 +1,7 @@
 """Products of a few tokens with weights as they lie in the model, as one C++ kernel that inductor compiles.
 
 A call on a few tokens takes as long as reading the weights, so each row of a weight is read once for all of them, and
-asked for long before; products of the same tokens are one. In bfloat16 a processor with AMX multiplies more than six
+asked for long before; products of the same tokens are one. In bfloat16 a processor with AMX multiplies more than four
 tokens by its matrix unit. More than a few tokens go to torch's own library.
 """
 
@@ -18,10 +18,13 @@ from specdec.compiled.own_template import OwnTemplate
 FEW = 64  # tokens; the library is faster on more
 # Bytes of a weight that lie between what is multiplied and what is asked for. By itself a processor asks for too little
 # while it multiplies: on an AMD EPYC five tokens took 1.6 times as long as reading, and 1.0 times so. On a Xeon a call
-# of SmolLM2 on one token took 25.7 ms, on two 29.6, and 22.5 and 23.1 so. It is asked for into the first cache, which
-# holds that much: where the third cache holds all weights, a call of the pocket model on one token takes 0.8 to 0.9 of
-# the time that it takes by way of the second (EPYC, bfloat16); where memory is waited for, it is the same.
+# of SmolLM2 on one token took 25.7 ms, on two 29.6, and 22.5 and 23.1 so.
 _AHEAD = 16 << 10
+# The cache into which it is asked for, as the compiler counts them (3 is the first), by whether caches hold all weights.
+# The first holds that much: a call of the pocket model on one token takes 0.8 to 0.9 of the time that it takes by way
+# of the second (EPYC, bfloat16). What comes from memory, though, keeps the first cache from asking for anything else
+# until it is there: by the second, products of two to six tokens in float32 take 0.85 to 0.9 of the time on a Xeon.
+_INTO = {True: 3, False: 2}
 
 _KERNEL = r"""
 {{template.header().getvalue()}}
@@ -41,6 +44,7 @@ struct Products {
     using Number = {{number}};
     using Sums = at::vec::Vectorized<Number>;
     static constexpr int64_t MOST = 6;  // tokens at a time: their sums with a few rows stay in the registers
+    static constexpr int INTO = {{into}};  // the cache into which weights are asked for
 
     const int64_t number, inputs, outputs;  // tokens, and the numbers in a line of them and of the result
     const Stored* const tokens;
@@ -84,7 +88,7 @@ struct Products {
             Sums second(0), third(0), fourth(0);
             for (; k + 4 * LANES <= inputs; k += 4 * LANES) {
                 for (int64_t part = 0; part < 4; part++) {
-                    __builtin_prefetch(weight + ahead + k + part * LANES, 0, 3);
+                    __builtin_prefetch(weight + ahead + k + part * LANES, 0, INTO);
                 }
                 sums[0] = add(load(weight + k), load(token + k), sums[0]);
                 second = add(load(weight + k + LANES), load(token + k + LANES), second);
@@ -95,7 +99,7 @@ struct Products {
         }
         for (; k + LANES <= inputs; k += LANES) {
             for (int64_t r = 0; r < R; r++) {
-                __builtin_prefetch(weight + ahead + r * inputs + k, 0, 3);
+                __builtin_prefetch(weight + ahead + r * inputs + k, 0, INTO);
             }
             ((sums[I] = add(load(weight + I % R * inputs + k), load(token + I / R * inputs + k), sums[I])), ...);
         }
@@ -215,9 +219,9 @@ struct Products {
 
 #ifdef SPECDEC_TILES
     // AMX multiplies 16 rows of a weight, as they lie, by up to 16 tokens, 32 numbers of each at a time. On a Xeon, of
-    // the time by vectors a call of two models takes 0.8 on 9 tokens, 0.65 on 17 and 0.4 to 0.5 on 64; as many as
-    // vectors take at once are read faster by these. What is not read yet the processor asks for by itself in time.
-    static constexpr int64_t SIDE = 16, DEEP = 32;
+    // the time by vectors a call of two models takes 0.8 on 9 tokens, 0.65 on 17 and 0.4 to 0.5 on 64; the products
+    // alone 0.85 on 5 and 0.75 on 6. What is not read yet the processor asks for by itself in time.
+    static constexpr int64_t SIDE = 16, DEEP = 32, LEAST = 5;
     static bool tiles_allowed() {
         static const bool allowed = syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM, for tile data
         return allowed;
@@ -269,7 +273,7 @@ struct Products {
 
     // Several tokens by tiles; returns the number of rows that are done, all but the last few.
     int64_t several(const Stored* weight, const Stored* bias, Stored* output, int64_t rows) const {
-        if (number <= MOST || rows < SIDE || inputs % DEEP != 0 || !tiles_allowed()) {
+        if (number < LEAST || rows < SIDE || inputs % DEEP != 0 || !tiles_allowed()) {
             return 0;
         }
         const int64_t parts = (number + SIDE - 1) / SIDE, width = (number + parts - 1) / parts;
@@ -370,7 +374,7 @@ extern "C"
 """
 
 
-def _lowered(tokens: Any, weights: Sequence[Any], biases: Sequence[Any]) -> Any:
+def _lowered(tokens: Any, weights: Sequence[Any], biases: Sequence[Any], cached: bool) -> Any:
     nodes = [
         ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(each)) for each in (tokens, *weights, *biases)
     ]
@@ -393,6 +397,7 @@ def _lowered(tokens: Any, weights: Sequence[Any], biases: Sequence[Any]) -> Any:
         biases=names_of_biases or ["nullptr"] * len(weights),
         few=FEW,
         ahead=_AHEAD,
+        into=_INTO[cached],
     )
     return template.generate().output_node()
 

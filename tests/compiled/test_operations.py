@@ -124,23 +124,23 @@ class TwoOfEach(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "width", "bias", "number", "options"),
+    ("dtype", "width", "bias", "number", "cached", "options"),
     [
-        (torch.bfloat16, 70, True, 7, {}),
-        (torch.bfloat16, 96, True, 1, {}),
-        (torch.float16, 4096, False, 2, {"cpp.simdlen": 256}),
+        (torch.bfloat16, 70, True, 7, True, {}),
+        (torch.bfloat16, 96, True, 1, False, {}),
+        (torch.float16, 4096, False, 2, True, {"cpp.simdlen": 256}),
     ],
     ids=["parts of vectors, many threads", "tiles of AMX where there is one", "shorter vectors"],
 )
 @torch.no_grad()
-def test_the_kernel_gives_linear_products(threads, dtype, width, bias, number, options):
+def test_the_kernel_gives_linear_products(threads, dtype, width, bias, number, cached, options):
     torch.manual_seed(4)
     model = TwoOfEach(width, bias).to(dtype).requires_grad_(False)
     threads(number)
     example = torch.randn(1, 3, width, dtype=dtype)
     program = torch.export.export(model, (example,), dynamic_shapes=({1: torch.export.Dim.DYNAMIC},), strict=False)
     graph = program.graph_module
-    use_products(graph)
+    use_products(graph, cached)
     assert graph.code.count("specdec.products") == 2 and "linear" not in graph.code
     runner = torch._C._aoti.AOTIModelContainerRunnerCpu(compiled(graph, **options), 1)
     for count in TOKENS:
