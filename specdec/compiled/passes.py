@@ -37,8 +37,9 @@ _ROOTS = -2  # the key of a pass for batches of roots alone
 _TRACED_S = 0.3  # seconds that a traced pass takes to make for each layer, on one core of an AMD EPYC
 _FIRST_MORE = 1.5  # The first pass takes as long as this many others besides, traced on an EPYC as compiled on an H100.
 # The largest difference of a compiled pass's logits and states from the plain modules', over the largest of these: sums
-# in another order, rounded to the model's type after every layer.
-_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
+# in another order, rounded to the model's type after every layer. In bfloat16 the logits of SmolLM2's plain modules are
+# 0.01 to 0.07 from those in float32, for the worst of 65 tokens.
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.1}
 
 AUTO_S = 60.0  # seconds that `target.compile=auto` may compile for one model, and
 _AUTO_SHARE = 0.25  # of the decoding
@@ -285,8 +286,9 @@ class CompiledPasses:
         tree = Tree((-1, -1, 0, 0))
         further = ((chain_tree(64), 0), (chain_tree(8), 80)) if thorough else ()  # 65 tokens: by torch's own products
         for draft, prefix in ((chain_tree(0), 3), (tree, 67), *further):
-            # Other tokens each time, so that no slot holds by chance what a call should have written there.
-            tokens = (torch.arange(prefix + len(draft) + 2) * 7 + 3 * len(draft)) % decoder.vocab_size
+            # Other tokens each time, so that no slot holds by chance what a call should have written there. They are
+            # spread over the vocabulary: logits behind its first, some never trained, can be rounding alone.
+            tokens = (torch.arange(prefix + len(draft) + 2) * 613 + 3 * len(draft)) % decoder.vocab_size
             if len(tokens) > decoder.context_length:
                 continue
             self.cache.restart(1)

@@ -1,8 +1,8 @@
 """Products of a few tokens with weights as they lie in the model, as one C++ kernel that inductor compiles.
 
 A call on a few tokens takes as long as reading the weights, so each row of a weight is read once for all of them, and
-asked for long before; products of the same tokens are one. In bfloat16 a processor with AMX multiplies more than four
-tokens by its matrix unit. More than a few tokens go to torch's own library.
+asked for long before; products of the same tokens are one. In bfloat16 a processor with AMX multiplies more than a few
+tokens by its matrix unit. Many tokens go to torch's own library.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,11 @@ FEW = 64  # tokens; the library is faster on more
 # Bytes of a weight that lie between what is multiplied and what is asked for. By itself a processor asks for too little
 # while it multiplies: on an AMD EPYC five tokens took 1.6 times as long as reading, and 1.0 times so. On a Xeon a call
 # of SmolLM2 on one token took 25.7 ms, on two 29.6, and 22.5 and 23.1 so.
+# Where caches hold all weights, it is asked for into the first cache, which holds that much: a call of the pocket model
+# on one token takes 0.8 to 0.9 of the time that it takes by way of the second (EPYC, bfloat16). What comes from memory
+# would keep the first cache from asking for anything else: by the second, calls of SmolLM2 on three to six tokens take
+# 0.85 to 0.9 of the time (Xeon, float32).
 _AHEAD = 16 << 10
-# The cache into which it is asked for, as the compiler counts them (3 is the first), by whether caches hold all weights.
-# The first holds that much: a call of the pocket model on one token takes 0.8 to 0.9 of the time that it takes by way
-# of the second (EPYC, bfloat16). What comes from memory, though, keeps the first cache from asking for anything else
-# until it is there: by the second, products of two to six tokens in float32 take 0.85 to 0.9 of the time on a Xeon.
-_INTO = {True: 3, False: 2}
 
 _KERNEL = r"""
 {{template.header().getvalue()}}
@@ -44,7 +43,8 @@ struct Products {
     using Number = {{number}};
     using Sums = at::vec::Vectorized<Number>;
     static constexpr int64_t MOST = 6;  // tokens at a time: their sums with a few rows stay in the registers
-    static constexpr int INTO = {{into}};  // the cache into which weights are asked for
+    static constexpr bool CACHED = {{cached}};  // the processor's caches hold all weights
+    static constexpr int INTO = CACHED ? 3 : 2;  // the cache into which they are asked for; 3 is the first
 
     const int64_t number, inputs, outputs;  // tokens, and the numbers in a line of them and of the result
     const Stored* const tokens;
@@ -219,9 +219,10 @@ struct Products {
 
 #ifdef SPECDEC_TILES
     // AMX multiplies 16 rows of a weight, as they lie, by up to 16 tokens, 32 numbers of each at a time. On a Xeon, of
-    // the time by vectors a call of two models takes 0.8 on 9 tokens, 0.65 on 17 and 0.4 to 0.5 on 64; the products
-    // alone 0.85 on 5 and 0.75 on 6. What is not read yet the processor asks for by itself in time.
-    static constexpr int64_t SIDE = 16, DEEP = 32, LEAST = 5;
+    // the time by vectors a call of two models takes 0.8 on 9 tokens, 0.65 on 17 and 0.4 to 0.5 on 64. On 5 and 6 it
+    // takes 0.87 and 0.82 where caches hold all weights, 1.08 and 1.03 where these come from memory. What is not read
+    // yet the processor asks for by itself in time.
+    static constexpr int64_t SIDE = 16, DEEP = 32, LEAST = CACHED ? 5 : MOST + 1;
     static bool tiles_allowed() {
         static const bool allowed = syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM, for tile data
         return allowed;
@@ -397,7 +398,7 @@ def _lowered(tokens: Any, weights: Sequence[Any], biases: Sequence[Any], cached:
         biases=names_of_biases or ["nullptr"] * len(weights),
         few=FEW,
         ahead=_AHEAD,
-        into=_INTO[cached],
+        cached=str(cached).lower(),
     )
     return template.generate().output_node()
 
