@@ -220,8 +220,8 @@ struct Products {
 #ifdef SPECDEC_TILES
     // AMX multiplies 16 rows of a weight, as they lie, by up to 16 tokens, 32 numbers of each at a time. On a Xeon, of
     // the time by vectors a call of two models takes 0.8 on 9 tokens, 0.65 on 17 and 0.4 to 0.5 on 64. On 5 and 6 it
-    // takes 0.87 and 0.82 where caches hold all weights, 1.08 and 1.03 where these come from memory. What is not read
-    // yet the processor asks for by itself in time.
+    // takes 0.9 where caches hold all weights, and 1.07 and 1.02 where these come from memory. What is not read yet the
+    // processor asks for by itself in time.
     static constexpr int64_t SIDE = 16, DEEP = 32, LEAST = CACHED ? 5 : MOST + 1;
     static bool tiles_allowed() {
         static const bool allowed = syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM, for tile data
