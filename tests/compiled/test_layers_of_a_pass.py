@@ -5,6 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 
+from specdec.compiled import layers
 from specdec.compiled.layers import Uncuttable, cut, with_tensors
 from specdec.models.decoder import Decoder
 from specdec.models.partial import ModelPart, partial_model
@@ -60,7 +61,9 @@ def check_calls(calls, decoder):
     "architecture", [pytest.param(name, marks=pytest.mark.slow if " " not in name else ()) for name in KINDS]
 )
 @pytest.mark.parametrize("kept", [(0, 1), (0,)], ids=["one_by_one", "in_pairs"])
-def test_the_calls_are_the_pass(tiny_model, architecture, kept):
+def test_the_calls_are_the_pass(tiny_model, monkeypatch, architecture, kept):
+    cached = len(kept) == 1  # what programs are told of the model's size
+    monkeypatch.setattr(layers, "_CACHED", layers._CACHED if cached else 0)
     model = tiny_model(architecture.removeprefix("partial "))
     decoder = Decoder(partial_model(model, SKIPPED, "llama") if " " in architecture else model, architecture, 512)
     decoder.keep_states(kept)
@@ -70,6 +73,8 @@ def test_the_calls_are_the_pass(tiny_model, architecture, kept):
     pairs = len(kept) == 1 and decoder.layers % 2 == 0  # two are a program where nobody reads the states between
     assert len(calls) - 3 == decoder.layers / (1 + pairs)
     assert len({id(call.program) for call in calls}) == 3 + KINDS[architecture][pairs]
+    products = [line for call in calls for line in call.program.code.splitlines() if "specdec.products" in line]
+    assert products and all(f", {cached});" in line for line in products)
     check_calls(calls, decoder)
 
 
