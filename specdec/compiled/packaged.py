@@ -30,7 +30,7 @@ from specdec.replaced import replaced
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 15  # changes whenever the kernels do
+_FORMAT = 16  # changes whenever the kernels do
 # Operations between products stay on one thread: on few tokens there is too little of them to share.
 _SETTINGS: dict[str, Any] = {"cpp.min_chunk_size": 1 << 20}
 # Seconds on two cores of a Xeon that are not quite quiet: what torch's headers and its import take, and a program.

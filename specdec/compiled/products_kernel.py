@@ -42,7 +42,10 @@ struct Products {
     using Stored = {{kernel.dtype(tokens)}};
     using Number = {{number}};
     using Sums = at::vec::Vectorized<Number>;
-    static constexpr int64_t MOST = 6;  // tokens at a time: their sums with a few rows stay in the registers
+    // Where numbers are stored narrower than they are added up, a row is read so fast that it would wait for tokens:
+    // these are loaded once for several rows.
+    static constexpr bool HALF = sizeof(Stored) < sizeof(Number);
+    static constexpr int64_t MOST = HALF ? 6 : 12;  // tokens at a time: their sums stay in the registers
     static constexpr bool CACHED = {{cached}};  // the processor's caches hold all weights
     static constexpr int INTO = CACHED ? 3 : 2;  // the cache into which they are asked for; 3 is the first
 
@@ -186,12 +189,10 @@ struct Products {
         int64_t rows
     ) const {
         if (some == N) {
-            // Memory is read fastest in order, one row after another. In bfloat16 and float16 a row is read so fast
-            // that three or more tokens would be waited for: these are loaded once for as many rows as the processor
-            // has registers for their sums.
+            // Memory is read fastest in order, one row after another, or for three tokens or more, where they would be
+            // waited for, as many rows at once as the processor has registers for their sums.
             constexpr int64_t registers = Sums::size() * sizeof(Number) == 64 ? 32 : 16;
-            constexpr bool half = sizeof(Stored) < sizeof(Number);
-            constexpr auto fits = [](int64_t R) { return half && N > 2 && R * N + R + 1 <= registers; };
+            constexpr auto fits = [](int64_t R) { return HALF && N > 2 && R * N + R + 1 <= registers; };
             multiply<N, (fits(4) ? 4 : fits(2) ? 2 : 1)>(token, weight, ahead, bias, output, rows);
         } else if constexpr (N > 1) {
             multiply_some<N - 1>(some, token, weight, ahead, bias, output, rows);
