@@ -1,7 +1,7 @@
 """Operations of ours, and the kernels that packages have in their place: attention of a few tokens over a cache, and
 products of a few tokens with weights as they lie in the model.
 
-In float32 both kernels are held against plain modules in `test_packaged.py`, as they are wherever a pass is compiled.
+In float32 both kernels are also held against plain modules in `test_packaged.py`, as wherever a pass is compiled.
 """
 
 import pytest
@@ -18,7 +18,7 @@ TOLERANCES = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 2e-3, to
 # Tokens and keys: less than a vector, one block of keys, blocks and rows with something left.
 SIZES = ((2, 2), (3, 7), (5, 40), (8, 64), (17, 33), (9, 130))
 CAPACITY = 160
-TOKENS = (1, 2, 5, 8, 9, 17, products_kernel.FEW, products_kernel.FEW + 1)
+TOKENS = (1, 2, 5, 8, 9, 12, 17, products_kernel.FEW, products_kernel.FEW + 1)
 
 
 @pytest.fixture
@@ -129,8 +129,9 @@ class TwoOfEach(nn.Module):
         (torch.bfloat16, 70, True, 7, True, {}),
         (torch.bfloat16, 96, True, 1, False, {}),
         (torch.float16, 4096, False, 2, True, {"cpp.simdlen": 256}),
+        (torch.float32, 70, True, 2, False, {}),
     ],
-    ids=["parts of vectors, many threads", "tiles of AMX where there is one", "shorter vectors"],
+    ids=["parts of vectors, many threads", "tiles of AMX where there is one", "shorter vectors", "twelve at a time"],
 )
 @torch.no_grad()
 def test_the_kernel_gives_linear_products(threads, dtype, width, bias, number, cached, options):
