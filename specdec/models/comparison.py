@@ -6,7 +6,7 @@ Two kinds of checks: logits have to be those of a plain pass, within what roundi
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from math import gcd
+from math import gcd, inf
 
 import torch
 from torch import Tensor
@@ -345,12 +345,15 @@ def logit_error(found: Tensor, plain: Tensor) -> Tensor:
     Both are centred over V, because a constant changes no law. A distance between laws would be less sharp: any two
     laws that are nearly uniform, as those of random weights, are close to each other.
     """
-    found, plain = (logits.detach().to("cpu", torch.float64) for logits in (found, plain))
+    found, plain = found.detach().cpu(), plain.detach().cpu()
     # Models give tokens that they never choose -inf, or the lowest number there is.
-    usable = (plain.abs() < 1e30).all(0)
-    found, plain = (logits[:, usable] - logits[:, usable].mean(-1, keepdim=True) for logits in (found, plain))
-    spread = plain.norm(dim=-1)
-    return torch.where(found.isfinite().all(-1), (found - plain).norm(dim=-1) / spread.clamp_min(1e-30), torch.inf)
+    usable = torch.stack([row.double().abs() < 1e30 for row in plain]).all(0)
+    errors = []
+    for rows in zip(found, plain, strict=True):  # one by one: all in float64 would take memory on a large vocabulary
+        ours, theirs = (row - row.mean() for row in (row[usable].double() for row in rows))
+        error = (ours - theirs).norm() / theirs.norm().clamp_min(1e-30)
+        errors.append(float(error) if ours.isfinite().all() else inf)
+    return torch.tensor(errors, dtype=torch.float64)
 
 
 def _change(found: Tensor, before: Tensor) -> Tensor:
