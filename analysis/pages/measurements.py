@@ -363,8 +363,8 @@ MEASUREMENTS: dict[str, dict[str, tuple[Any, ...]]] = {  # group: result file: t
             "To the first token",
             "From the start of a process to the first compiled token of SmolLM2: with no program in the folder and none"
             " of torch's precompiled headers, then with all. torch keeps these headers, 300 MB, in the temporary "
-            "folder. Memory is the peak beyond that of the imports, over the weights: of the compiler's modules, "
-            "75 MB, too, where another program was compiled before.",
+            "folder. Memory is the peak beyond that of the imports, over the weights; the compiler's modules, which a "
+            "start from nothing imports besides, are in it.",
             _lines(
                 "start, ",
                 "start={rest} | seconds={seconds:.1f} | programs, MB={files_mb:.0f} | memory over weights="

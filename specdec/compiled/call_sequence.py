@@ -102,7 +102,7 @@ class PackagedStep:
         self._calls = (ctypes.c_int64 * len(numbers))(*numbers)
         self._given = (ctypes.c_void_p * (2 + len(kinds)))()
         formats = ("int64", format_name(decoder.model.dtype))  # of tokens and places, and of masks
-        types = [getattr(_torch(), f"aoti_torch_dtype_{name}")() for name in formats]
+        types = [getattr(torch_library(), f"aoti_torch_dtype_{name}")() for name in formats]
         self._walk = ctypes.CDLL(str(library)).walk
         pointer, short, long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
         self._walk.argtypes = (pointer, pointer, long, pointer, pointer, long, short, short, long, long)
@@ -146,15 +146,16 @@ _capsule.argtypes, _capsule.restype = (ctypes.c_void_p, ctypes.c_char_p, ctypes.
 
 
 @cache
-def _torch() -> ctypes.CDLL:
-    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+def torch_library() -> ctypes.CDLL:
+    """Return torch's library for CPUs, opened for calls of its C functions."""
+    return ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
 
 
 @cache
 def _functions() -> Any:
     """Return the walk's `struct functions`, of three pointers."""
     names = ("new_tensor_handle", "delete_tensor_object", "create_tensor_from_blob")
-    pointers = [ctypes.cast(getattr(_torch(), f"aoti_torch_{name}"), ctypes.c_void_p) for name in names]
+    pointers = [ctypes.cast(getattr(torch_library(), f"aoti_torch_{name}"), ctypes.c_void_p) for name in names]
     return (ctypes.c_void_p * 3)(*pointers)
 
 
@@ -170,7 +171,7 @@ def _loaded(program: Path) -> tuple[int, int]:
 
 
 def _drop(values: Iterable[int | None]) -> None:
-    drop = _torch().aoti_torch_delete_tensor_object
+    drop = torch_library().aoti_torch_delete_tensor_object
     for value in values:
         if value:
             drop(ctypes.c_void_p(value))

@@ -5,6 +5,8 @@ loads within a second. A pass serves every number of tokens, every length of the
 """
 
 import ctypes
+import gc
+import linecache
 import logging
 import shutil
 import warnings
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from specdec.compiled.call_sequence import SOURCE, PackagedStep, write_sequence
+from specdec.compiled.call_sequence import SOURCE, PackagedStep, torch_library, write_sequence
 from specdec.compiled.layers import Call, cut, made_of, product, weights_cached, with_tensors
 from specdec.compiled.packages import PackageFolder, machine_identity
 from specdec.models.cache import KVCache
@@ -85,6 +87,8 @@ def packaged_step(
         calls = [(files[id(call.program)].name, call.inputs, call.outputs) for call in made]
         constants = any(not isinstance(each, str) for _, inputs, _ in calls for each in inputs)
         trust = partial(packages.remember, depends, None if constants else calls)
+        del made
+        _collect()
     library = packages.package("walk", {"source": SOURCE, "machine": machine_identity()}, write_sequence)
     opened = [
         Call(packages.path / file, with_tensors(model, cache, inputs), outputs) for file, inputs, outputs in calls
@@ -136,6 +140,7 @@ def _packages(programs: Mapping[int, Call], kind: str, packages: PackageFolder) 
         about, shorter = f"{what}, kept in {packages.path}", "target.compile=trace starts in seconds"
         with stage("Compile", about, len(new), expected=expected, shorter=shorter) as under_way:
             for key in new:
+                _collect()  # of the export, then of the program before
                 file(key)
                 under_way.advance()
         took, megabytes = under_way.elapsed, packages.size / 1e6
@@ -148,13 +153,20 @@ def compiled(program: GraphModule, **options: Any) -> str:
     # On demand, because inductor takes seconds to import: from then on it compiles both operations as kernels of ours.
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
     from torch._inductor.exc import CppCompileError
+    from torch._inductor.fx_passes import joint_graph
 
     from specdec.compiled import attention_kernel, products_kernel  # noqa: F401
 
     def with_settings(**settings: Any) -> str:
         return str(torch._inductor.aot_compile(program, _given(program), options=_SETTINGS | options | settings))
 
-    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), two_at_a_time():
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+        two_at_a_time(),
+        replaced(joint_graph, lazy_init=lambda device: None),  # 15 MB of patterns, for training and unfused attention
+    ):
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch of its own
         try:
             # inductor would first ask the compiler which of the processor's instructions it knows, for up to 15 s.
@@ -250,7 +262,18 @@ def _advise(memory: Tensor, advice: int) -> bool:
     return advise is not None and advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice) == 0
 
 
+def _collect() -> None:
+    """Give back what torch leaves of an export or a compilation: 25 MB in cycles, and the lines of its sources."""
+    for name, (_, *time) in list(linecache.cache.items()):
+        if time and time[0] is not None:  # a file, which is read again when its lines are wanted
+            del linecache.cache[name]
+    gc.collect()
+    _give_back()
+
+
 def _give_back() -> None:
-    """Give memory that was freed back to the system."""
+    """Give memory that was freed, and what MKL keeps for its next products, back to the system."""
+    if free := getattr(torch_library(), "mkl_serv_free_buffers", None):
+        free()
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(ctypes.c_size_t(0))

@@ -284,8 +284,9 @@ class CompiledPasses:
         decoder, differences = self._decoder, []
         compiled = dict.fromkeys((1, _ANY), step)
         tree = Tree((-1, -1, 0, 0))
-        further = ((chain_tree(64), 0), (chain_tree(8), 80)) if thorough else ()  # 65 tokens: by torch's own products
-        for draft, prefix in ((chain_tree(0), 3), (tree, 67), *further):
+        # 65 tokens, by torch's own products, as in a prefill: their logits would take 5% of the weights of SmolLM2.
+        further = ((chain_tree(64), 0, decoder.prefill_options), (chain_tree(8), 80, {})) if thorough else ()
+        for draft, prefix, options in ((chain_tree(0), 3, {}), (tree, 67, {}), *further):
             # Other tokens each time, so that no slot holds by chance what a call should have written there. They are
             # spread over the vocabulary: logits behind its first, some never trained, can be rounding alone.
             tokens = (torch.arange(prefix + len(draft) + 2) * 613 + 3 * len(draft)) % decoder.vocab_size
@@ -301,10 +302,10 @@ class CompiledPasses:
                     for buffer in (layer.keys, layer.values):
                         if buffer is not None:  # a model may have more layers than attentions
                             buffer[:, :, prefix:] = 0
-                logits, states = decoder.forward(tokens[prefix:-1], draft), decoder.states
+                logits, states = decoder.forward(tokens[prefix:-1], draft, **options), decoder.states
                 self.steps = {}
                 behind = decoder.forward(tokens[-1:], chain_tree(0))
-                found.append([logits, behind, *([] if states is None else [states])])
+                found.append([behind, *([] if options else [logits]), *([] if states is None else [states])])
             for plain, ours in zip(*found, strict=True):
                 largest = torch.linalg.vector_norm(plain, torch.inf)
                 # In place: on a large vocabulary each of these would take as much memory as a layer's weights.

@@ -2,6 +2,7 @@
 torch calls the compiler.
 """
 
+import linecache
 import shutil
 import threading
 from copy import deepcopy
@@ -264,6 +265,15 @@ def test_a_compilation_that_fails_leaves_no_file(tmp_path):
     with pytest.raises(RuntimeError):
         PackageFolder(tmp_path).package("one", {}, fail)
     assert not list(tmp_path.iterdir())
+
+
+def test_sources_are_not_held_whose_lines_can_be_read_again(monkeypatch):
+    typed, lines = (9, None, ["x = 1\n"], "<cell>"), linecache.getlines(layers.__file__)
+    monkeypatch.setitem(linecache.cache, "<cell>", typed)  # as a notebook keeps what was typed
+    assert layers.__file__ in linecache.cache
+    packaged._collect()
+    assert layers.__file__ not in linecache.cache and linecache.cache["<cell>"] == typed
+    assert linecache.getlines(layers.__file__) == lines
 
 
 def test_a_damaged_package_is_made_again(tmp_path):
