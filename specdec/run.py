@@ -24,7 +24,7 @@ _PATIENCE_S = 5.0  # a fault of all ranks is told by rank 0, whose end makes tor
 
 def task(values: Mapping[str, Any]) -> Mapping[str, float]:
     """Run one cell and return its metrics; raises SpecdecError for faults that the user can correct."""
-    config = cli.typed_config(RunConfig, values)
+    begun, config = time.monotonic(), cli.typed_config(RunConfig, values)
     size = config.target.get("tensor_parallel", 1)
     if isinstance(size, int) and size > 0:  # any other value is refused with the target's own keys
         ranks.check_count(size)
@@ -46,7 +46,7 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
                 signal.signal(number, signal.SIG_IGN)
             follow_experiment(planned, folder)
             return {}
-        found = run_experiment(planned, folder, cli.earlier_runs())
+        found = run_experiment(planned, folder, cli.earlier_runs(), begun)
     return metrics_of(found)
 
 

@@ -13,12 +13,15 @@ LEAST = 5  # prompts that are decoded in any case: intervals of fewer say nothin
 
 
 class TimeBudget:
-    """The time of one run, from the moment when this is made."""
+    """The time of one run, since its command began, a reading of `now`, or since this was made."""
 
-    def __init__(self, seconds: float | None, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, seconds: float | None, now: Callable[[], float] = time.monotonic, since: float | None = None
+    ) -> None:
         self.seconds = seconds  # until the last prompt is decoded; None without a bound
         self.left_out: list[str] = []  # prompts that there was no time for, in their order; once for each repeat
-        self._now, self._begun, self._last_lap = now, now(), now()
+        self._now, self._begun = now, now() if since is None else since
+        self._last_lap = self._begun
         self._begun_prompts = 0
         self._took: list[float] = []  # seconds of each prompt that was decoded now
         self._stages: dict[str, float] = {}

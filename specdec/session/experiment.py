@@ -54,12 +54,15 @@ _PAGE_BYTES = 32 << 20  # reports, figures, traces and the tracking database
 _UNTOLD = re.compile(r"\((R|TM)\)| CPU| Processor| @.*")  # parts of a processor's name that tell nothing
 
 
-def run_experiment(plan: Plan, folder: Path, earlier: EarlierRuns | None = None) -> RunFindings | KeptRun:
+def run_experiment(
+    plan: Plan, folder: Path, earlier: EarlierRuns | None = None, since: float | None = None
+) -> RunFindings | KeptRun:
     """Measure what a plan says, log it, and return what was found. Results go to `folder`, unless an earlier run of the
-    same identity goes on in its own (`resumption`); runs elsewhere that may go on, or be kept, are `earlier`. Raises
-    SpecdecError: see `specdec.errors`; what was decoded before is on disk.
+    same identity goes on in its own (`resumption`); runs elsewhere that may go on, or be kept, are `earlier`. Its time
+    budget counts from `since`, when its command began (`time.monotonic`). Raises SpecdecError: see `specdec.errors`;
+    what was decoded before is on disk.
     """
-    budget = TimeBudget(plan.budget_seconds)
+    budget = TimeBudget(plan.budget_seconds, since=since)
     if not verbose():
         tell(opening_line(plan, brief=True))
     detail(opening_line(plan))

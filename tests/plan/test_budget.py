@@ -61,6 +61,15 @@ def test_whole_prompts_are_left_out_when_time_runs_short(seconds, took, count):
     assert budget.left_out == [f"p{number}" for number in range(count, len(took))]
 
 
+def test_the_time_of_a_run_counts_from_when_its_command_began():
+    clock = SimulatedClock()
+    clock.advance(100)
+    budget = TimeBudget(80.0, clock.mark, since=85.0)
+    assert budget.gone == 15 and decoded(budget, clock, [9.0] * 12) == list(range(7))
+    budget.lap("decoding")
+    assert budget.stages == "Seconds by stage: decoding 78.0."  # all that is gone
+
+
 def test_what_was_there_before_is_never_left_out():
     clock = SimulatedClock()
     budget = TimeBudget(31.0, clock.mark)  # p4 ends after 29 s
