@@ -213,8 +213,9 @@ class Session:
         """Return the arms that decode the prompt at a place of the run, in random order: all, but for the control."""
         parts = self.parts
         order = list(parts.arms)
-        every = min(parts.control_every, -(-parts.turns // self.group))  # in a short run once, at its end
-        if (place // self.group + 1) % every:
+        # From the first prompt on, as there may be no time for the last ones; in a short run once.
+        controls, rest = divmod(place // self.group, parts.control_every)
+        if rest or controls >= max(1, -(-parts.turns // self.group) // parts.control_every):
             order = [arm for arm in order if arm is not parts.null]
         dice.shuffle(order)
         if any(arm.drafter.capabilities.needs_reference for arm in parts.speculative):

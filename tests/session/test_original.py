@@ -154,6 +154,8 @@ def test_by_itself_it_takes_a_tenth_of_the_calls_at_most_and_leaves_no_prompt_ou
     decode(config_of("+drafter=ngram", *SMALL, "measurement.gammas=[]", f"prompts.tokens={texts}"), tmp_path)
     lines = pd.DataFrame(found(tmp_path)["generations"])
     assert lines["method"].value_counts().to_dict() == {"baseline": prompts, "null": controlled, "ngram": prompts}
+    decoded = list(dict.fromkeys(lines["prompt"]))  # in this order; there may be no time for the last ones
+    assert [decoded.index(prompt) for prompt in lines.loc[lines["method"] == "null", "prompt"]] == [0, 7][:controlled]
     if prompts > 1:
         calls = lines.groupby("method")["rounds"].sum()
         assert calls["null"] <= 0.1 * calls.sum()
