@@ -16,7 +16,7 @@ from .intervals import Interval
 from .pages.html import Chapter
 from .sections import FinishedStudy, Section, counted
 from .studies.ablation import contributions, distribution, share_groups, strategies
-from .studies.grid import USUAL, Shape, WholeRuns, best, grid, plus_minus
+from .studies.grid import USUAL, Shape, best, grid, plus_minus, whole_runs
 from .studies.topk import ENOUGH, best_of, draw, strategy_names
 
 Labelled = Mapping[str, FinishedStudy]
@@ -215,7 +215,7 @@ class Judged:
         self.label, self.about = label, about
         self.numbers = grid(tables["replay"], tables["block_times"], tables["host_times"], about.replicates, about.seed)
         whole = tables["whole"]
-        self.whole = WholeRuns(whole, about.replicates, about.seed) if len(whole) else None
+        self.whole, self.lead = whole_runs(whole, about.replicates, about.seed) if len(whole) else (whole, None)
         self.fastest = best(self.numbers, "speedup")
         self.shapes = {BEST: self.fastest}
         if self.numbers.compared.place(*USUAL) is not None:
@@ -225,7 +225,7 @@ class Judged:
         """Return mean and standard deviation of the speedup, and what they are the mean of: whole runs, or repeats of
         the timing that a prediction rests on.
         """
-        for line in [] if self.whole is None else self.whole.shapes.to_dict("records"):
+        for line in self.whole.to_dict("records"):
             if (line["k"], line["w"]) == shape:
                 return line["speedup"], line["deviation"], counted(line["runs"], "whole run")
         line = self.numbers.line(*shape)
@@ -240,11 +240,7 @@ def grid_sets(studies: Labelled) -> list[Section]:
     found = [Judged(label, study) for label, study in studies.items()]
     answer = "; ".join(f"{each.label} {each.fastest} {each.said(each.fastest)}" for each in found)
     text = [f"The best shape of each, {BEST}, with its speedup over plain decoding: {answer}."]
-    leads = [
-        f"{each.label} {each.whole.lead:+.2f}"
-        for each in found
-        if each.whole is not None and each.whole.lead is not None and each.fastest != USUAL
-    ]
+    leads = [f"{each.label} {each.lead:+.2f}" for each in found if each.lead is not None and each.fastest != USUAL]
     if leads:
         text.append(f"The best shape's speedup less that of {USUAL}, paired by text: {'; '.join(leads)}.")
     same = [each.label for each in found if each.fastest == USUAL]

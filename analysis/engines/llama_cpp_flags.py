@@ -7,7 +7,7 @@ only, and reads GGUF files, which its convert_hf_to_gguf.py writes.
 
 import shlex
 
-from .measured_drafter import Configuration, Measured, trained_here
+from .measured_drafter import Configuration, Measured, unreadable
 
 ENGINE = "llama.cpp 0.5.0"
 TARGET, DRAFT = "target.gguf", "draft.gguf"
@@ -34,8 +34,8 @@ def llama_cpp(measured: Measured) -> Configuration:
     """Return the flags of llama.cpp's server for the drafter, or why there are none."""
     name, remarks = measured.name, []
     draft, options = "", []  # folder or hub id of the draft model, and options of its conversion
-    if name in REASONS:
-        return Configuration(ENGINE, remarks=(REASONS[name],))
+    if why := REASONS.get(name) or unreadable(measured, EAGLE if name == "eagle" else None):
+        return Configuration(ENGINE, remarks=(why,))
     if name == "ngram":
         longest, shortest = measured.match_lengths
         flags = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", str(longest)]
@@ -49,8 +49,6 @@ def llama_cpp(measured: Measured) -> Configuration:
         flags = ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(measured.depth)]
         remarks.append("Its converter keeps the MTP weights of some families only, Qwen3.5 among them.")
     elif name == "eagle":
-        if measured.format not in EAGLE:
-            return Configuration(ENGINE, remarks=(trained_here(measured, EAGLE),))
         flags = ["--spec-type", EAGLE[measured.format], "--spec-draft-n-max", str(measured.depth)]
         draft, options = measured.drafting(), ["--target-model-dir", measured.served]
     else:

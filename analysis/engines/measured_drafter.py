@@ -1,6 +1,6 @@
 """The drafter whose speedup was measured, as far as flags depend on it, and the flags as every engine gives them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,8 +138,12 @@ class Configuration:
         return f"{self.engine}: {self.command or ' '.join(self.remarks)}"
 
 
-def trained_here(measured: Measured, formats: Iterable[str]) -> str:
-    """Say why an engine, which reads these `formats` of this kind of drafter, cannot read its checkpoint."""
+def unreadable(measured: Measured, formats: Collection[str] | None) -> str:
+    """Say why an engine, which reads these `formats` of this kind of drafter, cannot read its checkpoint; "" where it
+    can, or where the drafter has no checkpoint of a published format (None).
+    """
+    if formats is None or measured.format in formats:
+        return ""
     readable = ", ".join(formats)
     if measured.format:
         return f"No: the checkpoint has the format {measured.format}, and this engine reads {readable}."

@@ -7,11 +7,13 @@ the text, the root of a draft, too.
 
 import shlex
 
-from .measured_drafter import Configuration, Measured, trained_here
+from .measured_drafter import Configuration, Measured, unreadable
 
 ENGINE = "SGLang 0.5.23"
 EAGLE = {"EAGLE-1": "EAGLE", "EAGLE-3": "EAGLE3", "DFlash": "DFLASH", "DSpark": "DSPARK"}  # format: its algorithm
 MTP = {"MTP module": "NEXTN"}
+# Algorithms that draft a chain in one call: the option for its tokens, and how many more it counts for the root.
+BLOCKS = {"DFLASH": ("--speculative-num-draft-tokens", 1), "DSPARK": ("--speculative-dspark-block-size", 0)}
 TOPK = 4  # SGLang's own choice for Llama, where the tree that was measured does not say its branching
 REASONS = {
     "parallel": "No draft model that drafts all tokens in one call.",
@@ -28,11 +30,9 @@ LIKELIEST = "SGLang drafts the likeliest tokens here; sampled ones were measured
 def sglang(measured: Measured) -> Configuration:
     """Return SGLang's flags for the drafter, or why there are none."""
     name, remarks = measured.name, []
-    if name in REASONS:
-        return Configuration(ENGINE, remarks=(REASONS[name],))
     formats = {"eagle": EAGLE, "mtp": MTP}.get(name)
-    if formats is not None and measured.format not in formats:
-        return Configuration(ENGINE, remarks=(trained_here(measured, formats),))
+    if why := REASONS.get(name) or unreadable(measured, formats):
+        return Configuration(ENGINE, remarks=(why,))
     if name in ("ngram", "suffix", "retrieval"):
         flags = ["NGRAM", "--speculative-num-draft-tokens", str(measured.nodes + 1)]
         if measured.branching is not None:
@@ -46,11 +46,9 @@ def sglang(measured: Measured) -> Configuration:
         algorithm = formats[measured.format]
         path = [] if measured.in_target else ["--speculative-draft-model-path", measured.drafting()]
         flags = [algorithm, *path]
-        if algorithm == "DFLASH":
-            flags += ["--speculative-num-draft-tokens", str(measured.depth + 1)]
-            remarks += measured.chains_only(algorithm)
-        elif algorithm == "DSPARK":  # a size that does not count the root
-            flags += ["--speculative-dspark-block-size", str(measured.depth)]
+        if algorithm in BLOCKS:
+            option, root = BLOCKS[algorithm]
+            flags += [option, str(measured.depth + root)]
             remarks += measured.chains_only(algorithm)
         else:
             flags += _tree(measured)

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from .measured_drafter import Configuration, Measured, trained_here
+from .measured_drafter import Configuration, Measured, unreadable
 
 VERSION, LAST_WITH_HEADS = "0.33.0", "0.32.0"
 ENGINE = f"vLLM {VERSION}"
@@ -44,10 +44,8 @@ def vllm(measured: Measured) -> Configuration:
     if name in HEADS:
         engine = f"vLLM {LAST_WITH_HEADS}"
         remarks = [f"vLLM {VERSION} no longer has the method {name}; {LAST_WITH_HEADS} is the last that had it."]
-    if formats is not None and measured.format not in formats:
-        return Configuration(ENGINE, remarks=(" ".join([*remarks, trained_here(measured, formats)]),))
-    if name in REASONS:
-        return Configuration(ENGINE, remarks=(REASONS[name],))
+    if why := REASONS.get(name) or unreadable(measured, formats):
+        return Configuration(ENGINE, remarks=(" ".join([*remarks, why]),))
     size: dict[str, Any] = {"num_speculative_tokens": measured.depth}
     if name == "ngram":
         longest, shortest = measured.match_lengths

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from ..comparisons import ReplayedSpeedups, compare, curves_of, finite, interval, listed, metrics_of, printed
 from ..cost.round_seconds import repeats_of, stream_seconds
 from ..figures import pictures, style
-from ..intervals import ANY, FEWEST
+from ..intervals import ANY, FEWEST, Interval
 from ..sections import About, Findings, Section, Tables, counted, register
 
 Shape = tuple[int, int]  # k rows of w tokens each
@@ -63,15 +63,15 @@ def findings(tables: Tables, about: About) -> Findings:
         metrics |= {"grid/speedup.10x10": usual["speedup"], "grid/tokens_per_call.10x10": usual["tokens"]}
         metrics |= found.lead("speedup", fastest, USUAL).as_metrics("grid/speedup.lead")
     if len(whole):
-        runs = WholeRuns(whole, about.replicates, about.seed)
-        sections.append(_whole(runs, int(whole["stream"].nunique()), fastest, about))
-        usual_runs = runs.shapes[(runs.shapes["k"] == USUAL[0]) & (runs.shapes["w"] == USUAL[1])]
-        for name, lines in (("best", runs.shapes.iloc[:1]), ("10x10", usual_runs)):
+        shapes, lead = whole_runs(whole, about.replicates, about.seed)
+        sections.append(_whole(shapes, lead, int(whole["stream"].nunique()), fastest, about))
+        usual_runs = shapes[(shapes["k"] == USUAL[0]) & (shapes["w"] == USUAL[1])]
+        for name, lines in (("best", shapes.iloc[:1]), ("10x10", usual_runs)):
             metrics |= metrics_of(lines, f"grid/whole.{name}.speedup", {"": "speedup"})
             plain = {"deviation": "deviation", "tokens_per_call": "tokens"}
             metrics |= metrics_of(lines, f"grid/whole.{name}.{{what}}", plain, bounds=False)
-        if runs.lead is not None:
-            metrics |= runs.lead.as_metrics("grid/whole.lead")
+        if lead is not None:
+            metrics |= lead.as_metrics("grid/whole.lead")
     check = live_check(found.texts, live)
     if len(check):
         sections.append(_live(check, live, about))
@@ -152,31 +152,23 @@ def live_check(texts: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
     return found.assign(error=found["speedup_predicted"] / found["speedup_measured"] - 1).reset_index()
 
 
-class WholeRuns:
-    """Whole live runs of all prompts in a few shapes, beside plain decoding in the same runs.
-
-    Attributes:
-        shapes: a line for each shape, the usual one last: k, w, runs, tokens (per call), speedup and deviation (mean
-            and standard deviation of the runs' speedups; NaN for one run), speedup_low and speedup_high (95%
-            prompt-bootstrap interval of the speedup of all runs together), identical (share of texts that are the
-            replayed ones).
-        lead: how much larger the first shape's speedup is than the second's, paired; None of one shape.
+def whole_runs(whole: pd.DataFrame, replicates: int, seed: int) -> tuple[pd.DataFrame, Interval | None]:
+    """Return whole live runs of all prompts, a line for each shape, the usual one last: those of `_live_shapes`, k, w,
+    speedup_low and speedup_high (95% prompt-bootstrap interval of the speedup of all runs together). And how much
+    larger the first shape's speedup is than the second's, paired; None of one shape. `whole` is not empty.
     """
-
-    def __init__(self, whole: pd.DataFrame, replicates: int, seed: int) -> None:
-        """Compute the numbers from the study's table, which is not empty."""
-        compared = compare(whole, ["k", "w"], ["seconds"], replicates, seed)
-        seconds = compared.values["seconds"]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            speedups = compared.beside(seconds, k=1, w=0) / seconds
-        drafted = whole[whole["w"] > 0]
-        # The fastest stands first, whatever the order of the runs was.
-        order = sorted(dict.fromkeys(zip(drafted["k"], drafted["w"], strict=True)), key=lambda shape: shape == USUAL)
-        columns = [speedups[:, compared.place(*shape)] for shape in order]
-        bounds = [compared.interval(column) for column in columns]
-        ends = {"speedup_low": [each.low for each in bounds], "speedup_high": [each.high for each in bounds]}
-        self.shapes = _live_shapes(whole).loc[order].reset_index().assign(**ends)
-        self.lead = compared.interval(columns[0] - columns[1], ANY) if len(order) > 1 else None
+    compared = compare(whole, ["k", "w"], ["seconds"], replicates, seed)
+    seconds = compared.values["seconds"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        speedups = compared.beside(seconds, k=1, w=0) / seconds
+    drafted = whole[whole["w"] > 0]
+    # The fastest stands first, whatever the order of the runs was.
+    order = sorted(dict.fromkeys(zip(drafted["k"], drafted["w"], strict=True)), key=lambda shape: shape == USUAL)
+    columns = [speedups[:, compared.place(*shape)] for shape in order]
+    bounds = [compared.interval(column) for column in columns]
+    ends = {"speedup_low": [each.low for each in bounds], "speedup_high": [each.high for each in bounds]}
+    lead = compared.interval(columns[0] - columns[1], ANY) if len(order) > 1 else None
+    return _live_shapes(whole).loc[order].reset_index().assign(**ends), lead
 
 
 def _compared(found: ReplayedSpeedups, name: str, chosen: Shape, joint: str) -> str:
@@ -266,20 +258,19 @@ def plus_minus(mean: float, deviation: float) -> str:
     return f"{mean:.2f}" + ("" if np.isnan(deviation) else f" ± {deviation:.2f}")
 
 
-def _whole(found: WholeRuns, texts: int, fastest: Shape, about: About) -> Section:
-    runs, shapes = int(found.shapes["runs"].max()), found.shapes
-    names = list(map(str, zip(shapes["k"], shapes["w"], strict=True)))
+def _whole(shapes: pd.DataFrame, lead: Interval | None, texts: int, fastest: Shape, about: About) -> Section:
+    runs, names = int(shapes["runs"].max()), list(map(str, zip(shapes["k"], shapes["w"], strict=True)))
     speedups = [plus_minus(*pair) for pair in zip(shapes["speedup"], shapes["deviation"], strict=True)]
     lines = zip(names, speedups, shapes["tokens"], strict=True)
     said = "; ".join(f"{name} {speedup} at {tokens:.2f} tokens per call" for name, speedup, tokens in lines)
     answer = f"Speedup of {counted(runs, 'whole run')} of {counted(texts, 'text')}: {said}"
     text = [answer + ("." if runs == 1 else ", mean ± standard deviation of the runs.")]
-    if found.lead is not None:
+    if lead is not None:
         verdict = ""
-        if found.lead.known:
-            side = {-1: "is slower", 0: "does not differ", 1: "is faster"}[found.lead.side]
+        if lead.known:
+            side = {-1: "is slower", 0: "does not differ", 1: "is faster"}[lead.side]
             verdict = f": the shape chosen {side} beyond chance on other prompts"
-        text.append(f"The first less the second: {found.lead.estimate:+.2f} (paired by text){verdict}.")
+        text.append(f"The first less the second: {lead.estimate:+.2f} (paired by text){verdict}.")
     text.append(
         f"The shape {fastest} was chosen by its predicted speedup on the same texts. Each text is decoded in all "
         "shapes and plainly in turn; seconds are those of decoding, prefill apart."

@@ -8,15 +8,15 @@ import pytest
 from fixtures.grid_tables import FASTER, PROMPTS, K, W, live, replay, tables, times, whole
 
 from specdec.analysis.sections import About, findings
-from specdec.analysis.studies.grid import WholeRuns, best, grid, steadiness
+from specdec.analysis.studies.grid import best, grid, steadiness, whole_runs
 
 ABOUT = About("mixed on pocket (float32), a machine", "stdlib_code", False, 500, 0)
 
 
 @pytest.mark.slow
 def test_whole_runs_have_the_mean_and_the_deviation_of_the_runs():
-    found = WholeRuns(whole(), 200, 0)
-    chosen, usual = found.shapes.to_dict("records")
+    shapes, lead = whole_runs(whole(), 200, 0)
+    chosen, usual = shapes.to_dict("records")
     by_run = [2 / factor for factor in FASTER]
     assert (chosen["k"], chosen["w"], chosen["runs"]) == (5, 4, 3) and (usual["k"], usual["w"]) == (10, 10)
     assert chosen["speedup"] == pytest.approx(statistics.mean(by_run))
@@ -24,9 +24,9 @@ def test_whole_runs_have_the_mean_and_the_deviation_of_the_runs():
     assert (usual["speedup"], usual["deviation"]) == pytest.approx((1.5, 0))
     assert (chosen["tokens"], usual["tokens"]) == (2, 3) and chosen["identical"] == pytest.approx(11 / 12)
     # All runs together: 18 s over 9 s; every text is alike, so other prompts would change nothing.
-    assert (found.lead.estimate, found.lead.low, found.lead.high) == pytest.approx((0.5, 0.5, 0.5))
-    alone = WholeRuns(whole((10, 10), (1.0,)).drop_duplicates(["k", "w", "stream"]), 200, 0)
-    assert alone.lead is None and len(alone.shapes) == 1 and np.isnan(alone.shapes["deviation"].iloc[0])
+    assert (lead.estimate, lead.low, lead.high) == pytest.approx((0.5, 0.5, 0.5))
+    alone, none = whole_runs(whole((10, 10), (1.0,)).drop_duplicates(["k", "w", "stream"]), 200, 0)
+    assert none is None and len(alone) == 1 and np.isnan(alone["deviation"].iloc[0])
     said = findings("grid", tables(), ABOUT)
     (section,) = (section for section in said.sections if section.title == "Whole runs")
     assert "3 whole runs of 12 texts: (5, 4) 2.01 ± 0.20 at 2.00 tokens per call; (10, 10) 1.50" in section.text[0]
