@@ -3,10 +3,8 @@ single calls could have said so (theory.md 7.3).
 """
 
 import json
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +22,6 @@ from ..sections import About, Findings, FinishedStudy, Section, Tables, counted,
 
 RESULT = Path(__file__).parents[1] / "results" / "batching.json"
 BEST = 0  # in place of a gamma: the best at each batch
-_DIGITS = 5  # of committed numbers
 KEYS = ["drafter", "gamma", "batch"]
 PREDICTIONS = {"formula": "timed calls on batches", "model": "cost model of single calls"}
 _SUMS = ["tokens", "steps", "rounds", "seconds", "draft_s", "verify_s", "places", "baseline_tokens", "baseline_steps",
@@ -159,23 +156,8 @@ def _predicted(compared: StrategyComparison, tables: Tables, column: str) -> np.
     return found
 
 
-def write_committed(tables: Tables, facts: Mapping[str, Any], path: Path = RESULT) -> None:
-    """Write the tables of a study, with five digits, behind the facts of where and how it was made; `study` among them
-    holds the values of `About`.
-    """
-    short = {
-        name: {key: [None if value != value else float(f"{value:.{_DIGITS}g}") for value in column]
-               if pd.api.types.is_float_dtype(column) else column.tolist() for key, column in table.items()}
-        for name, table in tables.items()
-    }  # fmt: skip
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in facts.items()]
-    told = [f"  {json.dumps(name)}: {json.dumps(values, separators=(',', ':'))}" for name, values in short.items()]
-    lines.append(' "tables": {\n' + ",\n".join(told) + "\n }")
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-
-
 def committed_study(path: Path = RESULT) -> FinishedStudy:
-    """Return the study that comes with specdec."""
+    """Return the study that comes with specdec: its tables, and `study`, the values of `About`."""
     kept = json.loads(path.read_text(encoding="utf-8"))
     facts = {key: value for key, value in kept["study"].items() if key != "study"}
     tables = {name: pd.DataFrame(columns) for name, columns in kept["tables"].items()}

@@ -90,14 +90,13 @@ def grid(
     """
     seconds, plain = stream_seconds(replay, repeats_of(block_times, host_times))
     texts = replay.assign(seconds=seconds.mean(axis=0), plain_s=plain.mean(axis=0))
-    untimed = texts["seconds"].isna().groupby([texts["k"], texts["w"]]).transform("any")
+    shapes = [texts["k"], texts["w"]]
+    untimed = texts["seconds"].isna().groupby(shapes).transform("any")
     texts.loc[untimed, "seconds"] = np.nan  # a speedup over some of the texts would not compare with the others
     found = ReplayedSpeedups(texts, ["k", "w"], "w", replicates, seed)
-    by_repeat = []
-    for mine, base in zip(seconds, plain, strict=True):
-        totals = replay[["k", "w"]].assign(mine=mine, base=base).groupby(["k", "w"]).sum(skipna=False)
-        by_repeat.append((totals["base"] / totals["mine"]).to_numpy())
-    found.cells["deviation"] = np.std(by_repeat, axis=0, ddof=1) if len(by_repeat) > 1 else np.nan
+    lines = (pd.DataFrame(each.T, texts.index) for each in (seconds, plain))  # a column for each repeat
+    mine, base = (each.groupby(shapes).sum(skipna=False) for each in lines)
+    found.cells["deviation"] = (base / mine).std(axis=1, skipna=False).to_numpy()
     return found
 
 

@@ -176,25 +176,23 @@ class ServingNumbers:
         self.best_fixed = None if best == NONE else best
         self.adaptive = tpot[ADAPTIVE].mean(axis=1) / tpot[NONE].mean(axis=1)
         self.little = float(tables["simulations"]["little"].max())
-        ends, step_times = [], tables["step_times"]
+        ends, step_times = [], tables["step_times"].sort_values("batch").groupby("gamma")
         for policy in self.policies:
-            values = {"capacity": capacity[policy]} | dict.fromkeys(("load", "batch", "goodput"), Interval(nan))
+            load = batch = goodput = Interval(nan)
             model_batch = nan
             if policy != NONE:
                 # Replications are paired: all policies of one serve the same requests.
                 good, plain = (wide.loc[name]["goodput"].to_numpy() for name in (policy, NONE))
                 batches = wide.loc[policy]["batch"].to_numpy()
-                values["load"], values["batch"] = _switch_off(self.loads, tpot[policy], tpot[NONE], 1, batches)
-                values["goodput"], _ = _switch_off(self.loads, good, plain, -1, batches)
+                load, batch = _switch_off(self.loads, tpot[policy], tpot[NONE], 1, batches)
+                goodput, _ = _switch_off(self.loads, good, plain, -1, batches)
             if policy not in (NONE, ADAPTIVE):
-                gammas = (0, int(policy.split()[1]))
-                own, mine = (step_times[step_times["gamma"] == gamma].sort_values("batch") for gamma in gammas)
+                own, mine = (step_times.get_group(gamma) for gamma in (0, int(policy.split()[1])))
                 rate = mine["tokens_per_round"].to_numpy() / mine["seconds"].to_numpy()
                 lost = np.flatnonzero(rate < 1 / own["seconds"].to_numpy())
                 model_batch = float(mine["batch"].iloc[lost[0]]) if len(lost) else ALWAYS
-            line = {"policy": policy, "model_batch": model_batch}
-            for name, value in values.items():
-                line |= value.as_columns(name)
+            line = {"policy": policy, "model_batch": model_batch, **capacity[policy].as_columns("capacity")}
+            line |= load.as_columns("load") | batch.as_columns("batch") | goodput.as_columns("goodput")
             ends.append(line)
         self.ends = pd.DataFrame(ends).set_index("policy")
 

@@ -7,11 +7,12 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.measuring import write_lines
 from oracles.calls import break_even_batch
 
 from specdec.analysis.comparisons import interval
 from specdec.analysis.sections import About, findings
-from specdec.analysis.studies.batching import BatchNumbers, committed_in_words, committed_study, write_committed
+from specdec.analysis.studies.batching import BatchNumbers, committed_in_words, committed_study
 
 ABOUT = About("none on pocket (float32), a computer", "stdlib_code", False, 300, 1)
 BATCHES, GAMMAS = (1, 2, 4, 8, 16, 32), (2, 4)
@@ -169,7 +170,8 @@ def test_a_committed_study_says_what_the_study_said(tmp_path):
     assert numbers.of("moody")["speedup"].tolist() == numbers.of("moody", 2)["speedup"].tolist()
     machine = {"command": "a", "date": "b", "clock": "c", "cpu": {"model": "d"}}
     machine["load_average"] = {"start": [1.5], "end": [2]}
-    write_committed(made, {**machine, "study": {"study": "batching", **vars(ABOUT)}}, path)
+    about = {"study": {"study": "batching", **vars(ABOUT)}}
+    write_lines(path, machine | about | {"tables": {name: table.to_dict("list") for name, table in made.items()}})
     again, first = committed_study(path).findings(), findings("batching", made, ABOUT)
     assert again.metrics == pytest.approx(first.metrics, rel=1e-4)
     assert "4 repeats are too few for intervals" in " ".join(first.sections[0].text)
