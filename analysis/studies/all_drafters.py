@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ..comparisons import finite
+from ..comparisons import finite, listed
 from ..figures import style
 from ..findings.leaderboard import BASELINE_SUMS, OWN_SUMS, QUANTITIES, ScoredArms, leaderboard_figure, score
-from ..intervals import Interval
 from ..papers.paper_tables import load_published
 from ..sections import About, Findings, Section, Tables, counted, register
 
@@ -19,6 +18,11 @@ _METHODS = {"PLD": "ngram", "SpS": "small_model", "Medusa": "medusa", "Hydra": "
             "EAGLE2": "eagle, structure=dynamic", "Recycling": "recycling", "REST": "retrieval",
             "Lookahead": "lookahead", "SAMD[EAGLE2]": "suffix and eagle together"}  # fmt: skip
 _SETTINGS = {"chain": "chains", "tree": "trees"}
+_RANKED = {"rank": "rank", "drafter": "drafter", "structure": "structure", "speedup": "speedup:.2f",
+           "held by": "held:.0%", "tokens per round": "tokens:.2f",
+           "nodes per round": "nodes_per_round:.1f"}  # fmt: skip
+_COSTS = {"draft (t(1))": "g:.2f", "verify (t(1))": "v:.2f", "rest (t(1))": "o:.2f"}
+_NEEDS = {"drafter": "drafter", "lossless": "keeps", "same text": "same", "training": "training", "size (MB)": "mb:.1f"}
 
 
 @register("all_drafters")
@@ -27,8 +31,7 @@ def findings(tables: Tables, about: About) -> Findings:
     live = live.rename(columns={"seconds": "round_s"}).astype({"rounds": float, "tokens": float})
     by_prompt = live.groupby(["arm", "prompt"])[list(OWN_SUMS)].sum()
     baseline = by_prompt.loc[PLAIN].add_prefix("baseline_")[list(BASELINE_SUMS)]
-    outcomes = live.groupby(["arm", "outcome"]).size().unstack(fill_value=0)
-    outcomes = outcomes.reindex(columns=["same", "near-tie", "differs"], fill_value=0)
+    outcomes = pd.crosstab(live["arm"], live["outcome"]).reindex(columns=["same", "near-tie", "differs"], fill_value=0)
     arms["nodes_per_round"] = live.groupby("arm")["nodes"].sum() / live.groupby("arm")["rounds"].sum()
     wrong = [name for name in arms.index if arms["lossless"][name] and outcomes["differs"][name]]
     sections: list[Section] = []
@@ -77,41 +80,30 @@ def _compared(setting: str, scores: ScoredArms, arms: pd.DataFrame, outcomes: pd
         loses = [name for name, each in zip(scores.labels, intervals, strict=True) if each.high < 1]
         paying = f"{sum(each.low > 1 for each in intervals)} of {counted(len(intervals), 'drafter')} pay beyond chance"
         pays = paying + (f"; slower than no drafter: {', '.join(loses)}." if loses else ".")
-    order = scores.order("speedup")
-    shares = scores.rank_shares("speedup")  # of replicates in which an arm holds a rank
-    ranked = arms.iloc[order]
-    shown = {
-        "rank": [str(rank) for rank in range(1, len(order) + 1)],
-        "drafter": ranked["drafter"].tolist(),
-        "structure": ranked["structure"].tolist(),
-        "speedup": [f"{intervals[place]:.2f}" for place in order],
-        "held by": [f"{Interval(shares[place, rank]):.0%}" for rank, place in enumerate(order)],
-        "tokens per round": [f"{scores.interval('tokens_per_round', place):.2f}" for place in order],
-        "nodes per round": ranked["nodes_per_round"].map("{:.1f}".format).tolist(),
-    }
-    parts = (("g", "draft"), ("v", "verify"), ("o", "rest"))
-    costs = {f"{word} (t(1))": [f"{scores.values[name][place]:.2f}" for place in order] for name, word in parts}
-    tables = [("Best first; costs of a round in calls on one token; held by: bootstrap share of this rank", shown)]
-    if setting != "default":
-        shown.update(costs)
-    else:
+    order, shares = scores.order("speedup"), scores.rank_shares("speedup")
+    ranked = arms.iloc[order].assign(
+        rank=[str(rank) for rank in range(1, len(order) + 1)],
+        speedup=[intervals[place] for place in order],
+        held=[shares[place, rank] for rank, place in enumerate(order)],
+        tokens=[scores.interval("tokens_per_round", place) for place in order],
+        **{name: scores.values[name][order] for name in ("g", "v", "o")},
+    )
+    words = "Best first; costs of a round in calls on one token; held by: bootstrap share of this rank"
+    tables = [(words, listed(ranked, _RANKED if setting == "default" else _RANKED | _COSTS))]
+    if setting == "default":
         mine = outcomes.loc[ranked.index]
-        needs = {
-            "drafter": ranked["drafter"].tolist(),
-            "lossless": ["yes" if each else "no" for each in ranked["lossless"]],
-            "same text": [f"{same} of {of}" for same, of in zip(mine["same"], mine.sum(axis=1), strict=True)],
-            "training": [
-                "not recorded" if not np.isfinite(seconds) else
-                "none" if seconds == 0 else f"{tokens / 1e6:.1f} M tokens, {seconds / 60:.0f} min"
-                for tokens, seconds in zip(ranked["training_tokens"], ranked["training_seconds"], strict=True)
-            ],
-            "size (MB)": (ranked["weight_bytes"] / 1e6).map("{:.1f}".format).tolist(),
-        }  # fmt: skip
-        tables.append(("What a round costs, and what the drafter needs", needs | costs))
+        training = [
+            "not recorded" if not np.isfinite(seconds) else
+            "none" if seconds == 0 else f"{tokens / 1e6:.1f} M tokens, {seconds / 60:.0f} min"
+            for tokens, seconds in zip(ranked["training_tokens"], ranked["training_seconds"], strict=True)
+        ]  # fmt: skip
+        same = [f"{same} of {of}" for same, of in zip(mine["same"], mine.sum(axis=1), strict=True)]
+        keeps, mb = ranked["lossless"].map({True: "yes", False: "no"}), ranked["weight_bytes"] / 1e6
+        needs = ranked.assign(keeps=keeps, same=same, training=training, mb=mb)
+        tables.append(("What a round costs, and what the drafter needs", listed(needs, _NEEDS | _COSTS)))
     caption = f"Speedup of every drafter: {title[0].lower()}{title[1:]}\n{about.title}"
     figure = leaderboard_figure(scores, "speedup", title=caption)
-    drawn = tuple((words, pd.DataFrame(columns)) for words, columns in tables)
-    return Section(title, (_leader(scores), pays), drawn, ((f"all_drafters_{setting}", figure),))
+    return Section(title, (_leader(scores), pays), tuple(tables), ((f"all_drafters_{setting}", figure),))
 
 
 def _leader(scores: ScoredArms) -> str:

@@ -12,7 +12,7 @@ from ..sections import About, Findings, Section, Tables, counted, register
 PLAIN = "plain"
 ALL = "all"
 JUDGE = "fastchat/llm_judge"  # the folder of FastChat (lm-sys/FastChat) that takes the files, and has the judge
-_COLUMNS = {"category": "category", "temperature": "temperature", "questions": "questions",
+_COLUMNS = {"category": "category", "temperature": "temperature:g", "questions": "questions",
             "tokens per call": "rate:.2f", "speedup": "speedup:.2f", "tokens of a turn": "length:.0f",
             "plain, tokens of a turn": "plain_length:.0f"}  # fmt: skip
 
@@ -62,9 +62,8 @@ def findings(tables: Tables, about: About) -> Findings:
         )
         pictures.dots(axes, names, intervals(cells, "rate"), cells["category"].eq(ALL).tolist(), start=1)
         axes.set_xlabel("tokens per call")
-    temperatures = ["–" if isnan(each) else f"{each:g}" for each in cells["temperature"]]
-    shown = listed(cells.assign(temperature=temperatures), _COLUMNS)
-    section = Section("Answers for a judge", tuple(text), ((caption, shown),), (("by_category", figure),))
+    shown = ((caption, listed(cells, _COLUMNS)),)
+    section = Section("Answers for a judge", tuple(text), shown, (("by_category", figure),))
     quantities = {"tokens_per_call": "rate", "speedup": "speedup"}
     metrics = metrics_of(cells.iloc[-1:], "mt_bench/{what}", quantities)
     metrics |= metrics_of(cells.iloc[:-1], "mt_bench/{category}.{what}", quantities)

@@ -23,11 +23,12 @@ ALWAYS, NEVER = inf, 0.0  # the largest load still pays; no load pays
 SLACK = 0.01  # disadvantages below 1% are none: with little load all policies have the same goodput, up to the edges
 SETTLED = 0.95  # of the capacity: above it a queue takes longer to settle than a simulation lasts
 _KEYS = ["policy", "load", "replication"]
-_CELL = {"load": "load", "policy": "policy", "rho": "used:.2f", "queue": "queue"}  # heading -> column and format
-_RATES = {"goodput, tokens/s": "goodput:.3g", "throughput, tokens/s": "throughput:.3g", "within the target": "met:.0%",
-          "ms per output token": "tpot_ms:.3g"}  # fmt: skip
-_WAITS = {"first token, s": "ttft:.3g", "first token p99, s": "ttft_p99:.3g", "latency p50, s": "latency_p50:.3g",
-          "latency p90, s": "latency_p90:.3g", "latency p99, s": "latency_p99:.3g"}  # fmt: skip
+_CELL = {"load": "load:g", "policy": "policy", "rho": "used:.2f", "queue": "queue"}  # heading -> column and format
+_RATES = {**_CELL, "goodput, tokens/s": "goodput:.3g", "throughput, tokens/s": "throughput:.3g",
+          "within the target": "met:.0%", "ms per output token": "tpot_ms:.3g"}  # fmt: skip
+_WAITS = {**_CELL, "first token, s": "ttft:.3g", "first token p99, s": "ttft_p99:.3g",
+          "latency p50, s": "latency_p50:.3g", "latency p90, s": "latency_p90:.3g",
+          "latency p99, s": "latency_p99:.3g"}  # fmt: skip
 _NUMBERLESS = {"nan": "–", "inf": "none"}
 _SETTLES = ("goodput", "throughput", "met", "tpot")
 _QUEUED = ("ttft", "ttft_p99", "latency_p50", "latency_p90", "latency_p99")  # grow with the length of an overloaded run
@@ -64,7 +65,7 @@ def findings(tables: Tables, about: About) -> Findings:
         xlabel="sequences in a step",
     )
     tail = _figure(found, "latency_p99", "p99 of latency, s", "Simulated: tail latency over load")
-    table = ("Simulated: latencies by policy and load", _table(found, _WAITS))
+    table = ("Simulated: latencies by policy and load", listed(found.cells, _WAITS))
     chooses = "Simulated: what the adaptive policy chooses"
     sections = [
         _answer(found),
@@ -328,13 +329,9 @@ def _over_load(found: ServingNumbers) -> Section:
     )
     good = _figure(found, "goodput", "tokens per second within the target", "Simulated: goodput over load")
     per_token = _figure(found, "tpot_ms", "ms per output token", "Simulated: time per output token over load")
-    table = ("Simulated: rates by policy and load", _table(found, _RATES))
+    table = ("Simulated: rates by policy and load", listed(found.cells, _RATES))
     figures = (("goodput", good), ("time_per_token", per_token))
     return Section("Simulated: goodput and time per token", text, (table,), figures)
-
-
-def _table(found: ServingNumbers, columns: dict[str, str]) -> pd.DataFrame:
-    return listed(found.cells.assign(load=found.cells["load"].map("{:g}".format)), _CELL | columns)
 
 
 def _assumptions(found: ServingNumbers, step_times: pd.DataFrame) -> Section:
