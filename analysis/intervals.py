@@ -142,6 +142,11 @@ class Interval:
         return f"{shown} ({self.low:{form}} to {self.high:{form}})"
 
 
+def plus_minus(mean: float, deviation: float) -> str:
+    """Print a mean with the standard deviation of what it is the mean of, which is left out where it is not known."""
+    return f"{mean:.2f}" + ("" if isnan(deviation) else f" ± {deviation:.2f}")
+
+
 def too_few(prompts: int) -> str:
     """Return in words why a number of prompts settles nothing; "" where they are enough for a verdict, or not known."""
     if prompts >= FEWEST or prompts < 1:

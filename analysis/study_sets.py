@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 
 from .comparisons import interval, listed, printed, tokens_per_call
 from .figures import pictures, style
-from .intervals import Interval
+from .intervals import Interval, plus_minus
 from .pages.html import Chapter
 from .sections import FinishedStudy, Section, counted
 from .studies.ablation import contributions, distribution, share_groups, strategies
-from .studies.grid import USUAL, Shape, best, grid, plus_minus, whole_runs
+from .studies.grid import USUAL, Shape, best, grid, whole_runs
 from .studies.topk import ENOUGH, best_of, draw, strategy_names
 
 Labelled = Mapping[str, FinishedStudy]

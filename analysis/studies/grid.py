@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from ..comparisons import ReplayedSpeedups, compare, curves_of, finite, interval, listed, metrics_of, printed
 from ..cost.round_seconds import repeats_of, stream_seconds
 from ..figures import pictures, style
-from ..intervals import ANY, FEWEST, Interval
+from ..intervals import ANY, FEWEST, Interval, plus_minus
 from ..sections import About, Findings, Section, Tables, counted, register
 
 Shape = tuple[int, int]  # k rows of w tokens each
@@ -250,11 +250,6 @@ def _speed(found: ReplayedSpeedups, fastest: Shape, times: pd.DataFrame, about: 
         caption = f"Best shapes by category of at least {FEWEST} prompts, without intervals"
         tables.append((caption, pd.DataFrame(categories)))
     return Section(mean, tuple(text), tuple(tables), (("speedup", figure),))
-
-
-def plus_minus(mean: float, deviation: float) -> str:
-    """Print a mean with the standard deviation of what it is the mean of, which is left out where it is not known."""
-    return f"{mean:.2f}" + ("" if np.isnan(deviation) else f" ± {deviation:.2f}")
 
 
 def _whole(shapes: pd.DataFrame, lead: Interval | None, texts: int, fastest: Shape, about: About) -> Section:

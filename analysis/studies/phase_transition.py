@@ -14,6 +14,7 @@ from scipy.optimize import isotonic_regression
 
 from ..comparisons import finite
 from ..figures import pictures, style
+from ..intervals import plus_minus
 from ..sections import About, Findings, Section, Tables, counted, register
 
 Shape = tuple[int, int]  # k rows of w draft tokens each
@@ -209,13 +210,11 @@ def _slowdown_section(
     """Write the first section; `each` is the growth of the first evaluation."""
     first, mine = next(iter(cells.items()))
     unit, usual, plain = _cell(mine, UNIT, middle, "seconds"), _cell(mine, USUAL, middle), _cell(mine, PLAIN, middle)
-    up_to = {}
-    for limit in (1.1, 1.5):
-        tokens = each.within(limit)
-        up_to[limit] = f"{'at all sizes measured, ' if tokens == each.tokens[-1] else ''}up to {tokens} tokens"
+    largest, sizes = int(each.tokens[-1]), [each.within(limit) for limit in (1.1, 1.5)]
+    tenth, half = (f"{'at all sizes measured, ' if size == largest else ''}up to {size} tokens" for size in sizes)
     answer = (
         f"With {middle:,} tokens in the cache a call costs at most 10% more than t(1, 1) = {1e3 * unit:.3g} ms "
-        f"{up_to[1.1]}, and at most 50% more {up_to[1.5]}"
+        f"{tenth}, and at most 50% more {half}"
         + ("." if np.isnan(usual) else f"; the shape (10, 10) takes {usual:.2f} times as long.")
     )
     meaning = (
@@ -243,17 +242,15 @@ def _slowdown_section(
         most, said = max(shapes), []
         shown = part[[shape in _SHOWN or shape == most for shape in shapes]]
         for line in shown.itertuples():
-            off = "" if np.isnan(line.spread) else f" ± {line.slowdown * line.spread:.2f}"
             seconds = f" ({1e3 * line.seconds:.3g} ms)" if (line.k, line.w) == UNIT else ""
-            said.append(f"{line.slowdown:.2f}{off}{seconds}")
+            said.append(plus_minus(line.slowdown, line.slowdown * line.spread) + seconds)
         wide = shown.assign(said=said).pivot(index=["k", "w", "rows_evaluated"], columns="context", values="said")
         wide = wide.fillna("–").rename(columns="{:,} cached".format).rename_axis(columns=None).reset_index()
-        table = wide.rename(columns={"rows_evaluated": "tokens"})
         caption = (
             f"t(k, w) / t(1, 1), evaluated {_SHORT[name]}: mean of {_calls(part)} ± their standard deviation; t(1, 1) "
             "in ms"
         )
-        tables.append((caption, table))
+        tables.append((caption, wide.rename(columns={"rows_evaluated": "tokens"})))
     # Calls that were asked for and not timed are named with the reason.
     reasons = {"context": ("exceed", "what the target can hold"), "memory": ("need", "more memory than there is")}
     asked = times.groupby(["evaluation", "k", "w", "context"])["missing"].first()
