@@ -15,7 +15,6 @@ from .sglang_flags import sglang
 from .vllm_flags import vllm
 
 TITLE = "To serve it"
-ENGINES = (vllm, sglang, llama_cpp)
 SERVED = (  # the drafters that at least one engine has, or has something like
     *("adaptive", "eagle", "medusa", "mlp_speculator", "mtp", "ngram", "parallel", "retrieval"),
     *("small_model", "spec_tree", "suffix"),
@@ -41,7 +40,6 @@ NO_METHOD = {  # drafter: why there is nothing to serve
     "oracle": "the oracle reads the answer beforehand",
     "recorded": "the drafts are those of a recording",
 }
-UNCLEAR = ", unless more prompts show that it is faster"
 STARTING_POINT = (
     "A starting point: specdec measured this in its own loop{where}, not in these engines, where a call, a draft and a "
     "batch cost something else."
@@ -98,11 +96,12 @@ def recommend(depths: Iterable[Measured]) -> Recommendation:
         return Recommendation(f"No recommendation: {figures}, a speedup without an interval.")
     if not best.speedup.low > 1:
         unclear = not best.speedup.high <= 1 and best.speedup.estimate > 1
-        return Recommendation(f"Leave speculation off{UNCLEAR * unclear}: {figures}.")
+        unless = ", unless more prompts show that it is faster" if unclear else ""
+        return Recommendation(f"Leave speculation off{unless}: {figures}.")
     if name not in SERVED:
         why = f": {NOT_SERVED[name]}" if name in NOT_SERVED else ""
         return Recommendation(f"No engine is known to offer {name}{why}. It would pay: {figures}.")
-    configurations = tuple(engine(best) for engine in ENGINES)
+    configurations = vllm(best), sglang(best), llama_cpp(best)
     if not any(each.command for each in configurations):
         return Recommendation(f"No engine offers {name} as it was measured. It would pay: {figures}.", configurations)
     where = f" on {best.machine}" if best.machine else ""

@@ -29,7 +29,6 @@ _RATES = {**_CELL, "goodput, tokens/s": "goodput:.3g", "throughput, tokens/s": "
 _WAITS = {**_CELL, "first token, s": "ttft:.3g", "first token p99, s": "ttft_p99:.3g",
           "latency p50, s": "latency_p50:.3g", "latency p90, s": "latency_p90:.3g",
           "latency p99, s": "latency_p99:.3g"}  # fmt: skip
-_NUMBERLESS = {"nan": "–", "inf": "none"}
 _SETTLES = ("goodput", "throughput", "met", "tpot")
 _QUEUED = ("ttft", "ttft_p99", "latency_p50", "latency_p90", "latency_p99")  # grow with the length of an overloaded run
 
@@ -282,7 +281,7 @@ def _answer(found: ServingNumbers) -> Section:
         "policy (simulated)": drafting["policy"],
         "worse per token from load": [_load_in_words(found, load) for load in intervals(drafting, "load")],
         "sequences in a step there": printed(drafting, "batch", ".1f"),
-        "batch by cost model alone": drafting["model_batch"].map("{:.0f}".format).replace(_NUMBERLESS),
+        "batch by cost model alone": drafting["model_batch"].map("{:.0f}".format).replace({"nan": "–", "inf": "none"}),
         "less goodput from load": [_load_in_words(found, load) for load in intervals(drafting, "goodput")],
         "capacity, requests/s": printed(drafting, "capacity", ".3g"),
     }

@@ -44,8 +44,6 @@ class BatchStep:
 
 
 class BatchDecoded(NamedTuple):
-    """The result of `decode_batch`."""
-
     generations: list[Generation]  # one for each request, in their order
     steps: list[BatchStep]  # in their order
 

@@ -102,7 +102,6 @@ class TreeSearch(Study, Named):
         return {"accuracy": pd.DataFrame(counted), **times, "arms": arms, "live": live}
 
     def _arm(self, bench: Bench, name: str, structure: Mapping[str, Any]) -> StudyArm:
-        """Return the run's drafter on a structure."""
         return StudyArm({"arm": name}, replace(bench.parts.primary, structure=structures.build(structure)))
 
     def _check(self, bench: Bench) -> None:

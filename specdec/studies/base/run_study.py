@@ -61,7 +61,7 @@ def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Stu
     with tracking.tracked_run(plan.tracking, **logged, results=folder) as tracked:
         bench = Bench(parts, parts.target.clock() or clock_for(parts.target.device), folder, tracked.heartbeat)
         tables = study.run(bench)
-        skipped = {**parts.prompts.skipped, **({_LATE: Counter(bench.late)} if bench.late else {})}
+        skipped = {**parts.prompts.skipped, _LATE: Counter(bench.late)}
         lines = [(reason, category, count) for reason, counts in skipped.items() for category, count in counts.items()]
         tables = {"skipped": pd.DataFrame(lines, columns=["reason", "category", "count"]), **tables}
         results.compact()
