@@ -49,12 +49,9 @@ def capture(device: torch.device, seeds: Mapping[str, int] | None = None) -> dic
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in ("specdec-workbench", *VERSIONS):
-        for candidate in (name, f"{name}-skinny"):
-            try:
+        for candidate in (f"{name}-skinny", name):  # the second one counts where both are there
+            with suppress(metadata.PackageNotFoundError):
                 found[name.removesuffix("-workbench").removesuffix("-core")] = metadata.version(candidate)
-                break
-            except metadata.PackageNotFoundError:
-                continue
     return found
 
 
@@ -105,8 +102,7 @@ def cpu() -> dict[str, Any]:
 
 def gpu(device: torch.device, notes: list[str]) -> dict[str, Any]:
     """Return name and memory by torch; driver, clocks, power, throttling by NVML where nvidia-ml-py is installed."""
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    properties = torch.cuda.get_device_properties(index)
+    properties = torch.cuda.get_device_properties(device)
     facts: dict[str, Any] = {
         "name": properties.name,
         "memory_gib": round(properties.total_memory / 2**30, 1),

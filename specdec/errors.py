@@ -42,13 +42,11 @@ class EnvironmentFault(SpecdecError):
 
 
 class NumericsError(SpecdecError):
-    """The target produced NaN or infinite logits while decoding; the run ends as FAILED with the position. It has
-    `partial`, the generation up to the round before, or `partials`, those of a batch by place of the request.
-    """
+    """The target produced NaN or infinite logits while decoding; the run ends as FAILED with the position."""
 
     exit_code = 4
-    partial: Any = None
-    partials: Any = None
+    partial: Any = None  # the generation up to the round before
+    partials: Any = None  # those of a batch, by place of the request
 
 
 class NotLossless(SpecdecError):

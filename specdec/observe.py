@@ -15,14 +15,13 @@ from specdec.verifiers.base import Verifier
 
 
 class Decided(NamedTuple):
-    """A round after its decision. It is of a `chain` where the structure offers one candidate for each position: only
-    then has a position a law of its own. A draft that branches may be a chain by chance.
-    """
+    """A round after its decision."""
 
     draft: Draft
     p: Tensor  # [N+1, V] the target's law after the root and after each node of the draft
     acceptance: Acceptance
     committed: tuple[int, ...]  # appended to the text; a limit or an end token may have cut some accepted ones off
+    # The structure offers one candidate for each position: only then has it a law. Branching drafts may be chains too.
     chain: bool
 
     @property

@@ -61,16 +61,14 @@ def duration(seconds: float) -> str:
 
 
 class Stage:
-    """A stage of a command that is under way. It has `total` steps, None where that is not known, of which some are
-    `done`; until one shows how long it takes, the stage is `expected` to take so many seconds, None for unknown.
-    """
+    """A stage of a command that is under way."""
 
     figures = ""  # what else is said of it as it goes on, in words
 
     def __init__(self, name: str, total: int | None, expected: float | None, shorter: str) -> None:
-        """Begin a stage, with what would make it `shorter` in words."""
-        self.name, self.done, self.total, self.expected = name, 0, total, expected
-        self._shorter = shorter
+        self.name, self.done, self.total = name, 0, total  # steps; None where it is not known how many
+        self.expected = expected  # seconds that it takes, until a step shows that; None for unknown
+        self._shorter = shorter  # what would make it short, in words
         self._begun = self._last = now()
         self._earlier = 0  # steps that took none of this time
         self._first: tuple[float, int] | None = None  # when the first step was made, and the steps that were done then

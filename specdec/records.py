@@ -112,17 +112,15 @@ def shared_tree(parents: tuple[int, ...]) -> Tree:
 
 @dataclass(frozen=True)
 class Draft:
-    """A token tree that a drafter proposes. Tokens and q are made in one place, so that they always belong together.
-
-    The entry i + 1 of `draws` lists the children of node i (entry 0 those of the root) in the order in which they were
-    drawn. A child whose token was drawn again is listed again: both draws make one node, and rules for independent
-    draws test it twice. None where each child was drawn once, in the order of `tree.children`.
-    """
+    """A token tree that a drafter proposes. Tokens and q are made in one place, so that they always belong together."""
 
     tokens: Tensor  # [N] int64
     tree: Tree  # topology over the N nodes
     q: Tensor | None = None  # [N, V], row i the law that token i was really drawn from; None: all are point masses
     source: tuple[Source, ...] = ()  # [N] strategy and rank of each node
+    # Entry i + 1 lists the children of node i (entry 0 those of the root) in the order of their draws. A child whose
+    # token was drawn again is listed again: both draws make one node, and rules for independent draws test it twice.
+    # None where each child was drawn once, in the order of `tree.children`.
     draws: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
@@ -141,16 +139,14 @@ def chain_draft(tokens: Tensor, strategy: str, q: Tensor | None = None) -> Draft
 
 @dataclass(frozen=True)
 class TextStart:
-    """The beginning of a text, as a target and a drafter are told of it. It is `in_step` where the target evaluates the
-    same text in the same rounds, so that a drafter may read its cache; not so in a replay, which has no rounds.
-    """
+    """The beginning of a text, as a target and a drafter are told of it."""
 
     prompt: Sequence[int]  # all prompt tokens, at least one; the last is the root of round 1
     capacity: int  # tokens that prompt, output and the largest draft need together
     branches: int = 1  # the most paths from the root to a leaf in a draft, for a target that evaluates each path apart
     generator: torch.Generator | None = None  # the source of all randomness of this text's drafts
     reference: Sequence[int] | None = None  # the baseline's tokens after the prompt, for drafters that need them
-    in_step: bool = False
+    in_step: bool = False  # the target evaluates the text in the same rounds (a replay has none): its cache may be read
 
 
 @dataclass(frozen=True)
@@ -180,17 +176,15 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Clock readings before, between and after the four verbs of a round, in the clock's own type (see `clock`); and
-    what its watch read right before and after. At `restored` the target's state was that of the committed text again.
-    """
+    """Clock readings before, between and after the four verbs of a round, in the clock's own type (see `clock`)."""
 
     start: object
     drafted: object
     verified: object
     accepted: object
     committed: object
-    watched: tuple[float, float] = (0.0, 0.0)
-    restored: object | None = None  # None where the target's layers keep no state
+    watched: tuple[float, float] = (0.0, 0.0)  # what the clock's watch read right before and after
+    restored: object | None = None  # when the target's state fitted the text again; None where its layers keep none
 
 
 @dataclass(frozen=True)
@@ -203,18 +197,7 @@ class Departure:
 
 @dataclass(frozen=True)
 class Round:
-    """One cycle of draft, verify, accept and commit, as it happened. Plain numbers, so that every round can be kept.
-
-    Attributes:
-        rejected: a rejection was observed inside the text. False where every tested token passed, where the cut hides
-            what came next, and where nothing was offered.
-        beta: the chance that a token drawn from q passes, at each tested position of a chain, the root's child first:
-            sum over tokens of min(p, q), or more under a verifier that is not lossless.
-        tv: for a verifier that is not lossless, at each of those positions the total variation between the law that it
-            emits and the law that it emits without a draft.
-        departure: None for a lossless verifier, and where the emitted law is not known.
-        batch: sequences that were decoded in the same step; each takes an equal share of the durations between `marks`.
-    """
+    """One cycle of draft, verify, accept and commit, as it happened. Plain numbers, so that every round can be kept."""
 
     context: int  # tokens in the context when the round began, root included
     draft_tokens: tuple[int, ...]  # [N] offered tokens, over `tree`, proposed by `source`
@@ -223,13 +206,17 @@ class Round:
     acceptance: Acceptance
     committed: tuple[int, ...]  # tokens appended to the text (accepted + 1, fewer when cut)
     accepted: int  # accepted draft tokens that became text: those up to the cut
+    # A rejection was observed; not so where all passed, the cut hides what came next, or nothing was offered.
     rejected: bool
     truncation: str  # "end_token" or "limit" when that ended the text in this round, else ""
+    # The chance that a token drawn from q passes, at each tested position of a chain, the root's child first: sum over
+    # tokens of min(p, q), or more under a verifier that is not lossless.
     beta: tuple[float, ...]
     marks: Marks
+    # There, for a verifier that is not lossless: the total variation between the laws that it emits with and without q.
     tv: tuple[float, ...] = ()
-    departure: Departure | None = None
-    batch: int = 1
+    departure: Departure | None = None  # None for a lossless verifier, and where the emitted law is not known
+    batch: int = 1  # sequences that shared the step; each takes an equal share of the durations between `marks`
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,10 @@ _CHAIN, _TREE = Tree((-1, 0, 1)), Tree((-1, -1, 0, 1))
 
 @dataclass(frozen=True)
 class ConformanceCase:
-    """One case, of a name for test ids; `run` raises AssertionError where the part breaks its contract, and unittest's
-    SkipTest, which pytest takes for a skipped test, where the case says nothing about the part.
-    """
+    """One case of the suite."""
 
-    name: str
+    name: str  # for test ids
+    # Raises AssertionError where the part breaks its contract, and SkipTest, which pytest knows, where it says nothing.
     run: Callable[[], None]
 
     def __str__(self) -> str:

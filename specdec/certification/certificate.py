@@ -13,6 +13,8 @@ from rich.table import Table
 
 from specdec.environment import capture
 from specdec.errors import DeclaredLossy, NotLossless, SpecdecError, is_out_of_memory
+from specdec.plan.plan import Plan
+from specdec.plugins import is_foreign
 from specdec.session.parts import Parts
 from specdec.terminal import print_lines, print_links
 from specdec.text.writing import write_json
@@ -29,20 +31,23 @@ class Check:
     """A check after it was made.
 
     Level "exact" enumerates or compares token by token in float64; "statistical" draws on the user's own parts;
-    "greedy" compares their whole outputs, differences scored again in float32. Draws are outcomes, tokens or outputs;
-    `statistic` is the number that decides, in words; `p_value` is the chance of one at least as large under a lossless
-    combination, None where nothing is random; `detail` says why it failed or does not apply.
+    "greedy" compares their whole outputs, differences scored again in float32.
     """
 
     level: Level
     name: str
     compared: str
-    draws: int
-    statistic: str
+    draws: int  # outcomes, tokens or outputs
+    statistic: str  # the number that decides, in words
     verdict: Verdict
-    p_value: float | None = None
-    detail: str = ""
+    p_value: float | None = None  # the chance of one at least as large if lossless; None where nothing is random
+    detail: str = ""  # why it failed or does not apply
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def judged(level: Level, name: str, compared: str, draws: int, statistic: str, fault: str, **rest: Any) -> Check:
+    """Return a check that was made: failed where a `fault`, a sentence, says why; passed where that is ""."""
+    return Check(level, name, compared, draws, statistic, "FAILED" if fault else "passed", detail=fault, **rest)
 
 
 def not_applicable(level: Level, name: str, why: str) -> Check:
@@ -61,7 +66,7 @@ def attempted(level: Level, name: str, check: Callable[[], list[Check]]) -> list
             raise
         logger.debug("The check %r raised an error.", name, exc_info=True)
         first = (str(error).splitlines() or [""])[0]
-        return [Check(level, name, "", 0, "", "FAILED", detail=f"it raised {type(error).__name__}: {first}")]
+        return [judged(level, name, "", 0, "", f"it raised {type(error).__name__}: {first}")]
 
 
 @dataclass(frozen=True)
@@ -75,17 +80,34 @@ class Declaration:
     standing: str
 
 
+def declarations(plan: Plan, outcome: Outcome) -> list[Declaration]:
+    """Return the claims of a combination's verifier and drafter, as they stand after an outcome."""
+    found, chosen = [], plan.chosen
+    for part, values, cls, capabilities in (
+        ("verifier", chosen.values.verifier, type(chosen.rule), chosen.rule.capabilities),
+        ("drafter", chosen.values.drafter, chosen.drafter_class, chosen.drafter_class.capabilities),
+    ):
+        own = not is_foreign(cls)
+        standing = "lossless, proven by specdec's tests" if own else "lossless, declared, not proven"
+        if not capabilities.lossless:
+            standing = "declared lossy"
+        elif outcome == "not lossless":
+            standing = "declared lossless; this certificate refutes the combination"
+        elif not own and outcome == "certified":
+            standing = "declared lossless by another package; it passed this certificate"
+        found.append(Declaration(part, values["name"], cls.__module__, capabilities.lossless, standing))
+    return found
+
+
 @dataclass(frozen=True)
 class Certificate:
-    """The content of `certificate.json`. `power` has the shifts that would have been found in 9 cases of 10, in words.
-    `total_variation` is that of a combination which is declared lossy, the mean over the committed tokens between the
-    law of an emitted token and the target's; None where it is not known.
-    """
+    """The content of `certificate.json`."""
 
     outcome: Outcome
     sentence: str
     checks: Sequence[Check] = ()
-    power: Sequence[str] = ()
+    power: Sequence[str] = ()  # the shifts that would have been found in 9 cases of 10, in words
+    # Where known, for a combination that is declared lossy: of emitted tokens' laws from the target's, in the mean.
     total_variation: float | None = None
     combination: Mapping[str, Any] = field(default_factory=dict)
     declarations: Sequence[Declaration] = ()

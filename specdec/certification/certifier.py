@@ -6,16 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specdec.certification.certificate import (
-    Certificate,
-    Check,
-    Declaration,
-    Outcome,
-    Verdict,
-    attempted,
-    concluded,
-    not_applicable,
-)
+from specdec.certification.certificate import Certificate, Check, attempted, concluded, declarations, not_applicable
 from specdec.certification.exact import drafter_checks, rule_checks
 from specdec.certification.greedy_identity import identity_checks
 from specdec.certification.statistical import Texts, draw, drawn_request
@@ -26,7 +17,6 @@ from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
 from specdec.folder.identity import write_config
 from specdec.plan.plan import Plan
-from specdec.plugins import is_foreign
 from specdec.progress import detail, stage
 from specdec.sampling import GREEDY
 from specdec.session.arm import Arm, seeded_request
@@ -63,7 +53,7 @@ def certify(plan: Plan, asked: CertificateConfig, folder: Path) -> Certificate:
     for note in arithmetic_notes(parts):
         detail(note)
     texts = [(prompt.id, prompt.tokens) for prompt in parts.prompts.prompts]
-    lossless = all(each.lossless for each in _declarations(plan, "certified")) and not plan.forced
+    lossless = all(each.lossless for each in declarations(plan, "certified")) and not plan.forced
     found = _check_all(parts, asked, texts) if lossless else _measure_loss(parts, texts)
     certificate = replace(
         found,
@@ -74,7 +64,7 @@ def certify(plan: Plan, asked: CertificateConfig, folder: Path) -> Certificate:
             "target": plan.model,
             "temperature": plan.sampling.temperature,
         },
-        declarations=_declarations(plan, found.outcome),
+        declarations=declarations(plan, found.outcome),
         limits=LIMITS,
     )
     certificate.publish(parts, asked.false_alarm, folder, drafter=parts.chosen.drafter.describe())
@@ -141,31 +131,13 @@ def report(parted: Sequence[Divergence], outputs: int, accepted: int) -> Check:
         for item in (unexplained or parted)[:5]
     )
     lead = "rounding does not explain" if unexplained else "near-ties that rounding explains"
-    compared = "plain decoding, differences scored again in float32"
+    name, compared = "greedy outputs", "plain decoding, differences scored again in float32"
     statistic = f"{len(parted)} part, {len(unexplained)} unexplained"
-    verdict: Verdict = "FAILED" if unexplained else "passed"
     detail = f"{lead}: {places}" if parted else ""
     facts = {"accepted_tokens": accepted, "divergences": [asdict(item) for item in parted]}
-    return Check("greedy", "greedy outputs", compared, outputs, statistic, verdict, None, detail, facts)
-
-
-def _declarations(plan: Plan, outcome: Outcome) -> list[Declaration]:
-    found, chosen = [], plan.chosen
-    for part, values, cls, capabilities in (
-        ("verifier", chosen.values.verifier, type(chosen.rule), chosen.rule.capabilities),
-        ("drafter", chosen.values.drafter, chosen.drafter_class, chosen.drafter_class.capabilities),
-    ):
-        own = not is_foreign(cls)
-        claim = capabilities.lossless
-        standing = "lossless, proven by specdec's tests" if own else "lossless, declared, not proven"
-        if not claim:
-            standing = "declared lossy"
-        elif outcome == "not lossless":
-            standing = "declared lossless; this certificate refutes the combination"
-        elif not own and outcome == "certified":
-            standing = "declared lossless by another package; it passed this certificate"
-        found.append(Declaration(part, values["name"], cls.__module__, claim, standing))
-    return found
+    return Check(
+        "greedy", name, compared, outputs, statistic, "FAILED" if unexplained else "passed", None, detail, facts
+    )
 
 
 def _measure_loss(parts: Parts, texts: Texts) -> Certificate:

@@ -333,7 +333,7 @@ def require_same(drafter: Drafter, one: Draft, other: Draft, when: str) -> None:
     if one.q is None or other.q is None:
         same = one.q is other.q and alike(one, other)
     else:
-        same = bool(len(one)) == bool(len(other)) and torch.allclose(one.q[:1], other.q[:1], rtol=1e-5, atol=1e-7)
+        same = _same_law(one.q[:1], other.q[:1])
     require(same, f"A draft {when} is not that of a new drafter with the same text: something stale was left behind.")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.certification.certificate import Check, Verdict, attempted, not_applicable
+from specdec.certification.certificate import Check, attempted, judged, not_applicable
 from specdec.certification.enumeration import Enumeration
 from specdec.clock import CpuClock
 from specdec.decode import decode_round
@@ -58,7 +58,6 @@ def random_law(size: int, seed: int, spread: float = 1.2) -> Tensor:
 
 
 def arm_of(target: Target, drafter: Drafter, verifier: Verifier, structure: Structure) -> Arm:
-    """Return a combination under test."""
     return Arm(method="certified", target=target, drafter=drafter, verifier=verifier, structure=structure)
 
 
@@ -252,14 +251,12 @@ def drafter_checks(make: Callable[[Target], Drafter], verifier: Verifier, struct
 
 def _enumerated(name: str, cases: Sequence[Case]) -> list[Check]:
     def check() -> list[Check]:
-        enumeration, worst = Enumeration(), 0.0
-        for case in cases:
-            worst = max(worst, case(enumeration))
-        verdict: Verdict = "FAILED" if worst > EXACT else "passed"
-        detail = "what is committed does not have the target's law" if worst > EXACT else ""
+        enumeration = Enumeration()
+        worst = max([0.0, *(case(enumeration) for case in cases)])
+        fault = "what is committed does not have the target's law" if worst > EXACT else ""
         compared = f"{len(cases)} {'law' if len(cases) == 1 else 'laws'} with the target's own"
         error = f"largest error {worst:.1e}"
-        return [Check("exact", name, compared, enumeration.runs, error, verdict, None, detail, {"error": worst})]
+        return [judged("exact", name, compared, enumeration.runs, error, fault, facts={"error": worst})]
 
     return attempted("exact", name, check)
 

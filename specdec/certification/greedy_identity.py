@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from specdec.certification.certificate import Check, Verdict, attempted, not_applicable
+from specdec.certification.certificate import Check, attempted, judged, not_applicable
 from specdec.certification.exact import arm_of
 from specdec.certification.tiny_models import ARCHITECTURES, load_tiny_model
 from specdec.clock import CpuClock
@@ -124,10 +124,9 @@ def _compared(name: str, cases: Sequence[_Case]) -> list[Check]:
             generation = arm.decode(request, CpuClock())
             parted += generation.tokens != own
             accepted += sum(row.accepted for row in generation.rounds)
-        verdict: Verdict = "FAILED" if parted else "passed"
-        detail = "outputs differ from those of the model's own generate" if parted else ""
+        fault = "outputs differ from those of the model's own generate" if parted else ""
         compared = "with transformers' own generate, tiny models in float64"
         facts = {"outputs": len(cases), "parted": parted, "accepted_tokens": accepted}
-        return [Check("exact", name, compared, len(cases), f"{parted} part", verdict, None, detail, facts)]
+        return [judged("exact", name, compared, len(cases), f"{parted} part", fault, facts=facts)]
 
     return attempted("exact", name, check)

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from specdec.certification.certificate import Certificate, Check, not_applicable
+from specdec.certification.certificate import Certificate, Check, judged, not_applicable
 from specdec.certification.server_client import Client, Completion, ServerFault, http, model_of
 from specdec.certification.statistical import Texts
 from specdec.config import CertificateConfig, ServerConfig
@@ -146,42 +146,36 @@ def detectable(draws: int, false_alarm: float) -> float:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A token of a greedy text that is not the reference's `best`, after the server's own tokens before it. The float32
-    logit of `best` is larger by `margin`, and rounding may change a logit there by `rounding`; `end` where one of the
-    two is an end token.
-    """
+    """A token of a greedy text that is not the reference's `best`, after the server's own tokens before it."""
 
     prompt: str
     place: int
     token: int
     best: int
-    margin: float
-    rounding: float
-    end: bool
+    margin: float  # by which the float32 logit of `best` is larger
+    rounding: float  # by which rounding may change a logit there
+    end: bool  # one of the two is an end token
 
 
 @dataclass
 class Audit:
-    """The findings on one server so far; every check can be made at any time. A faultless server is refuted with the
-    chance `false_alarm` at most. `wealth` [G, K, T] has the logarithms of the bets at each place, `draws` [G] the
-    tokens drawn there, and `peak` the largest evidence so far: what refutes once, stays refuted.
-    """
+    """The findings on one server so far; every check can be made at any time."""
 
     target: Target
     config: ServerConfig
     temperature: float
-    false_alarm: float
+    false_alarm: float  # the largest chance with which a faultless server is refuted
     ended: list[str] = field(default_factory=list)
     limited: list[str] = field(default_factory=list)
     wrong: list[Wrong] = field(default_factory=list)
     ties: int = 0
     texts: dict[str, int] = field(default_factory=lambda: {"greedy": 0, "sampled": 0, "unread": 0, "unscored": 0})
     compared: int = 0
-    peak: float = 0.0
+    peak: float = 0.0  # the largest evidence so far: what refutes once, stays refuted
 
     def __post_init__(self) -> None:
-        self.wealth = np.zeros((self.config.places, len(STATISTICS), len(THETAS)))
-        self.draws = np.zeros(self.config.places, dtype=int)
+        self.wealth = np.zeros((self.config.places, len(STATISTICS), len(THETAS)))  # [G, K, T] logarithms, by place
+        self.draws = np.zeros(self.config.places, dtype=int)  # [G] tokens drawn there
 
     @property
     def refuted(self) -> bool:
@@ -332,41 +326,30 @@ class Audit:
         """Return the three checks as they stand."""
         texts, faults, strays = self.asked, self.faults(), [*self.ended, *self.limited]
         told = "; ".join(SAID[each] for each in faults)
-        checks = [
-            Check(
-                "exact", "ends and limits", "the protocol: max_tokens, and nothing after an end token",
-                texts - self.texts["unscored"], f"{len(strays)} of {texts} texts are wrong",
-                "FAILED" if strays else "passed", detail="; ".join(strays[:3]),
-                facts={"texts": self.texts, "end": len(self.ended), "limit": len(self.limited), "classes": faults},
-            )
-        ]  # fmt: skip
+        compared, scored = "the protocol: max_tokens, and nothing after an end token", texts - self.texts["unscored"]
+        statistic, fault = f"{len(strays)} of {texts} texts are wrong", "; ".join(strays[:3])
+        facts = {"texts": self.texts, "end": len(self.ended), "limit": len(self.limited), "classes": faults}
+        checks = [judged("exact", "ends and limits", compared, scored, statistic, fault, facts=facts)]
         if self.compared:
             worst = "; ".join(
                 f"{each.prompt}, token {each.place + 1}: margin {each.margin:.2g}, rounding {each.rounding:.2g}"
                 for each in self.wrong[:3]
             )
-            checks.append(
-                Check(
-                    "greedy", "greedy tokens", "the reference after the same tokens, in float32", self.compared,
-                    f"{len(self.wrong)} wrong, {self.ties} near-ties", "FAILED" if self.wrong else "passed",
-                    detail=f"{told} ({worst})" if self.wrong else "", facts={"wrong": [vars(w) for w in self.wrong]},
-                )
-            )  # fmt: skip
+            compared = "the reference after the same tokens, in float32"
+            statistic = f"{len(self.wrong)} wrong, {self.ties} near-ties"
+            fault, facts = f"{told} ({worst})" if self.wrong else "", {"wrong": [vars(each) for each in self.wrong]}
+            checks.append(judged("greedy", "greedy tokens", compared, self.compared, statistic, fault, facts=facts))
         else:
             checks.append(not_applicable("greedy", "greedy tokens", "no greedy text could be scored"))
         if self.unread or not self.draws.any():
             why = "the server gives text without its tokens, of which no other text than the usual one can be told"
             checks.append(not_applicable("statistical", "sampled tokens", why if self.unread else "nothing was drawn"))
         else:
+            compared, drawn = f"the reference's law at temperature {self.temperature:g}", int(self.draws.sum())
+            statistic, fault = f"e = {exp(min(self.peak, 600)):.3g}", told if self.refuted else ""
             facts = {"draws": self.draws.tolist(), "by_place": log_mean(self.wealth, 2).round(2).tolist()}
-            checks.append(
-                Check(
-                    "statistical", "sampled tokens", f"the reference's law at temperature {self.temperature:g}",
-                    int(self.draws.sum()), f"e = {exp(min(self.peak, 600)):.3g}",
-                    "FAILED" if self.refuted else "passed",
-                    p_value=min(1.0, exp(-self.peak)), detail=told if self.refuted else "", facts=facts,
-                )
-            )  # fmt: skip
+            shown = {"p_value": min(1.0, exp(-self.peak)), "facts": facts}
+            checks.append(judged("statistical", "sampled tokens", compared, drawn, statistic, fault, **shown))
         return checks
 
     def power(self) -> list[str]:

@@ -41,14 +41,12 @@ class ServerFault(EnvironmentFault):
 
 @dataclass(frozen=True)
 class Completion:
-    """A text that a server wrote. `tokens` are None where it gave text alone, or tokens that are not those of its text;
-    `finish` is "stop" or "length" where it keeps to the protocol; `counted` are the tokens it says it wrote.
-    """
+    """A text that a server wrote."""
 
-    tokens: tuple[int, ...] | None
+    tokens: tuple[int, ...] | None  # None where it gave text alone, or tokens that are not those of its text
     text: str
-    finish: str
-    counted: int | None
+    finish: str  # "stop" or "length" where it keeps to the protocol
+    counted: int | None  # the tokens that it says it wrote
 
 
 def http(url: str, seconds: float) -> Ask:
@@ -149,24 +147,18 @@ def model_of(ask: Ask, url: str, name: str | None) -> str:
 
 @dataclass
 class Client:
-    """Completions of one model of a server, asked one after the other.
-
-    The tokenizer and the size of the vocabulary are the reference's; without a tokenizer, prompts go as tokens alone.
-    `prompts` says how they are sent, and `neutral` whether with options that leave the law uncut, once the server took
-    them. `answered` has what all answers have to repeat, names of model and build; `seconds` the time that all
-    `requests` took.
-    """
+    """Completions of one model of a server, asked one after the other."""
 
     ask: Ask
     url: str
     model: str
-    tokenizer: Any
-    vocabulary: int
-    prompts: Literal["tokens", "text"] | None = None
-    neutral: bool = True
-    answered: dict[str, Any] = field(default_factory=dict)
+    tokenizer: Any  # the reference's; without one, prompts go as tokens alone
+    vocabulary: int  # the size of the reference's
+    prompts: Literal["tokens", "text"] | None = None  # how they are sent, once the server took one
+    neutral: bool = True  # they are sent with options that leave the law uncut, once the server took these
+    answered: dict[str, Any] = field(default_factory=dict)  # what all answers have to repeat: names of model and build
     requests: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # that all requests took
 
     def complete(self, prompt: Sequence[int], limit: int, temperature: float, seed: int) -> Completion:
         """Return the server's continuation of a prompt, of at most `limit` tokens. Raises ServerFault: no answer, or

@@ -19,7 +19,7 @@ import torch
 from scipy import optimize, stats
 from torch import Tensor
 
-from specdec.certification.certificate import Check, Verdict
+from specdec.certification.certificate import Check, judged
 from specdec.clock import CpuClock
 from specdec.config import CertificateConfig
 from specdec.decode import decode_round
@@ -46,15 +46,13 @@ LEAST = 5.0  # the smallest expected count of a cell, and the smallest variance 
 
 
 class Tally:
-    """Counts draws in cells [C] beside what their laws expect. The covariance [C, C] of the counts is the sum of
-    diag(law) - law law^T over the draws, given what came before each. Of `impossible` draws, which have no chance under
-    their law, one is enough.
-    """
+    """Counts draws in cells [C] beside what their laws expect."""
 
     def __init__(self, cells: int) -> None:
         self.observed, self.expected = np.zeros(cells), np.zeros(cells)
+        # Of the counts: the sum of diag(law) - law law^T over the draws, given what came before each.
         self.covariance = np.zeros((cells, cells))
-        self.impossible = 0
+        self.impossible = 0  # draws that have no chance under their law, of which one is enough
 
     @property
     def draws(self) -> int:
@@ -78,15 +76,13 @@ class Tally:
 
 @dataclass(frozen=True)
 class Tested:
-    """A test of what was drawn. Freedom 0 of the chi-square statistic says that the draws were too few, or the laws too
-    sure, for a test; `p_value` is the chance of such a statistic, or a larger one, under the laws.
-    """
+    """A test of what was drawn."""
 
     name: str
     draws: int
-    statistic: float
-    freedom: int
-    p_value: float
+    statistic: float  # chi-square
+    freedom: int  # of the statistic; 0 where the draws were too few, or the laws too sure, for a test
+    p_value: float  # the chance of such a statistic, or a larger one, under the laws
 
     def detectable(self, level: float, power: float = 0.9) -> float:
         """Return a total variation that this test finds with the given power at a level: any shift of the mean law over
@@ -146,9 +142,7 @@ def rank_class(p: Tensor, token: int) -> tuple[np.ndarray, int]:
 
 class LiveRounds(Verifier):
     """Decides as another rule does, and counts the rounds of all texts so far: their first token by rank and by ratio,
-    the drawn tokens of all drafts, and the second token, whichever round commits it, given the class of the first. At
-    every place of the first texts, `apart` is the total variation between the law that a round used and that of a fresh
-    pass, and `rounding` that between fresh passes in the target's own arithmetic and in float32.
+    the drawn tokens of all drafts, and the second token, whichever round commits it, given the class of the first.
     """
 
     def __init__(self, rule: Verifier) -> None:
@@ -156,6 +150,8 @@ class LiveRounds(Verifier):
         classes = len(_RANKS) + 1
         self.by_rank, self.by_ratio = Tally(classes), Tally(len(_RATIOS) + 1)
         self.drafted, self.second = Tally(classes + 1), Tally(_FIRST * classes)
+        # Total variations at places of the first texts: between the law that a round used and that of a fresh pass, and
+        # between fresh passes in the target's own arithmetic and in float32.
         self.apart: list[float] = []
         self.rounding: list[float] = []
         self.texts = 0
@@ -234,7 +230,6 @@ class LiveRounds(Verifier):
         self.texts += 1
 
     def tests(self) -> list[Tested]:
-        """Return the tests of all counts."""
         return [
             chi_square("first token of a round, by rank under p", self.by_rank),
             chi_square("first token of a round, by p over q", self.by_ratio),
@@ -248,14 +243,11 @@ class LiveRounds(Verifier):
         rounding to the target's own arithmetic moves.
         """
         apart, bound = float(np.mean(self.apart)), 1e-3 + 3 * float(np.mean(self.rounding))
-        failed = not apart <= bound
-        compared, draws = "p of every round with a fresh pass over the text", len(self.apart)
+        name, compared = "states after commits", "p of every round with a fresh pass over the text"
         statistic = f"mean TV {apart:.1e} (at most {bound:.1e})"
-        verdict: Verdict = "FAILED" if failed else "passed"
-        detail = "the target's state is not that of its text" if failed else ""
+        fault = "" if apart <= bound else "the target's state is not that of its text"
         facts = {"mean_tv": apart, "largest_tv": float(np.max(self.apart)), "bound": bound}
-        name = "states after commits"
-        return Check("statistical", name, compared, draws, statistic, verdict, None, detail, facts)
+        return judged("statistical", name, compared, len(self.apart), statistic, fault, facts=facts)
 
 
 def _go_to(arm: Arm, request: Request, wanted: int) -> None:
@@ -363,13 +355,11 @@ def _tally(number: int, chances: list[float], observed: list[int], impossible: i
 
 @dataclass(frozen=True)
 class DrawnTests:
-    """All tests of a combination before they are judged together: those of live rounds; of single places, the first
-    token and the first two of each in turn; and the rounds' laws against fresh passes, without chance.
-    """
+    """All tests of a combination before they are judged together."""
 
     live: list[Tested]
-    single: list[Tested]
-    states: Check
+    single: list[Tested]  # of each single place in turn, its first token and its first two
+    states: Check  # the rounds' laws against fresh passes, without chance
     level: float  # of each test, so that all together raise a false alarm at most as often as was asked (Bonferroni)
 
     def checks(self) -> list[Check]:
@@ -388,10 +378,10 @@ class DrawnTests:
                 why = "too few draws, or laws that are too sure, for a test" if draws else "nothing was drawn"
                 checks.append(Check("statistical", name, compared, draws, "", "not applicable", None, why, facts))
                 continue
-            verdict: Verdict = "FAILED" if failed else "passed"
             statistic = f"chi2({worst.freedom}) = {worst.statistic:.1f}" + (", the largest" if several else "")
-            detail = f"p below {level:.1e} at {', '.join(failed)}" if failed else ""
-            checks.append(Check("statistical", name, compared, draws, statistic, verdict, worst.p_value, detail, facts))
+            fault = f"p below {level:.1e} at {', '.join(failed)}" if failed else ""
+            shown = {"p_value": worst.p_value, "facts": facts}
+            checks.append(judged("statistical", name, compared, draws, statistic, fault, **shown))
         return checks
 
     def power(self) -> list[str]:

@@ -69,14 +69,12 @@ class CellOutcome:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """The content of `sweep.json`: the overrides without `resume`, the hash of the code that runs the cells, and a
-    status, "running" until the sweep ends and after a kill, "finished" if every cell is, else "unfinished".
-    """
+    """The content of `sweep.json`."""
 
-    overrides: list[str]
+    overrides: list[str]  # without `resume`
     version: str
-    code: str
-    status: str
+    code: str  # the hash of the code that runs the cells
+    status: str  # "running" until the sweep ends and after a kill, "finished" if every cell is, else "unfinished"
 
     @classmethod
     def read(cls, folder: Path) -> "SweepRecord | None":
@@ -240,8 +238,7 @@ def _run_cell(hydra: Any, task: Callable[[], Mapping[str, float] | None]) -> Non
     os.environ.update(own)
 
     def write(code: int, sentence: str, results: dict[str, float] | None = None, kept: str = "") -> None:
-        outcome = CellOutcome(cell, overrides, code, sentence, results or {}, kept)
-        write_json(path, asdict(outcome))
+        write_json(path, asdict(CellOutcome(cell, overrides, code, sentence, results or {}, kept)))
 
     try:
         write_process(path.parent)

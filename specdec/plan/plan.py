@@ -103,11 +103,12 @@ def plan(config: RunConfig, command: Command = "run") -> Plan:
     sampling = validated(SamplingConfig, config.sampling, where="sampling")
     settings = measurement.drafter_settings if command == "run" else {}
     processes = config.target.get("tensor_parallel", 1)
+    stray = next((each for each in settings if each not in others), None)
     case = Case(
         command=command, who=who, m=measurement, sampling=sampling, study=config.study, target=config.target,
         drafter=config.drafter, beside=others, drafters=",".join(measurement.drafters),
         processes=processes if isinstance(processes, int) else 1,  # else refused with the target's own keys
-        stray=next((each for each in settings if each not in others), None),
+        stray=stray, place_of_stray="use drafter.*, structure.* and verifier.*" if stray == name else "add it there",
     )  # fmt: skip
     check("configuration", case)
     chosen = DrafterSettings(drafter=config.drafter, structure=config.structure, verifier=config.verifier)

@@ -178,15 +178,9 @@ _TOGETHER = (
         "one of them by +drafter=NAME.",
     ),
     Rule(
-        "configuration", lambda c: c.stray is not None and c.stray != c.drafter["name"],
-        "measurement.drafter_settings.{c.stray}",
-        "it is not one of the drafters beside +drafter={c.drafter[name]} that measurement.drafters names; add it "
-        "there.",
-    ),
-    Rule(
         "configuration", lambda c: c.stray is not None, "measurement.drafter_settings.{c.stray}",
-        "it is not one of the drafters beside +drafter={c.drafter[name]} that measurement.drafters names; use "
-        "drafter.*, structure.* and verifier.*.",
+        "it is not one of the drafters beside +drafter={c.drafter[name]} that measurement.drafters names; "
+        "{c.place_of_stray}.",
     ),
     Rule(
         "drafter", lambda c: c.forced and bool(c.beside), "drafter.forced=true",

@@ -212,7 +212,6 @@ def first_line(function: Function) -> int:
 
 
 def provenance() -> dict[str, str]:
-    """Return where these prompts come from."""
     return {"source": "standard library of the running interpreter", "python": platform.python_version()}
 
 

@@ -60,7 +60,6 @@ class Documents:
         return len(self.ends)
 
     def __getitem__(self, number: int) -> Encoded:
-        """Return a document by its number, from 0 on."""
         start, end = int(self.starts[number]), int(self.ends[number])
         return Encoded(self.tokens[start:end], self.scored[start:end])
 

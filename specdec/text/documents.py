@@ -4,7 +4,6 @@ stream, several times over: a text need not fit into memory. Knows neither torch
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,14 +29,34 @@ class TextCorpusConfig(SourceKeys):
     vocabulary: Annotated[int, Field(ge=258, le=65536)]  # pieces of the BPE, special token included
 
 
-@dataclass(frozen=True)
 class OpenedText:
     """A text whose source was found and has documents for both parts."""
 
-    config: TextCorpusConfig
-    name: str  # how messages call it: the path, or the hub id
-    provenance: dict[str, str]  # identifies the content without naming a folder of this machine
-    group: str  # the config group of its keys, named in messages
+    def __init__(self, config: TextCorpusConfig, group: str) -> None:
+        """Find the text of a config group, such as `recipe.corpus`, and look at its first documents. Raises UsageError:
+        no text or two texts named; missing, unreadable, empty, too few documents to hold any out.
+        """
+        if (config.path is None) == (config.hub_id is None):
+            raise UsageError(
+                f"A text corpus needs one source: set either {group}.path (a UTF-8 file) or {group}.hub_id (a data "
+                "set), and leave the other null."
+            )
+        self.config, self.group = config, group
+        self.name: str  # how messages call it: the path, or the hub id
+        self.provenance: dict[str, str]  # identifies the content without naming a folder of this machine
+        if config.path is not None:
+            path = Path(config.path)
+            digest = file_digest(path.expanduser(), f"Text file {group}.path={config.path}")
+            self.name, self.provenance = config.path, {"file": path.name, "file_sha256": digest}
+        else:
+            self.name, self.provenance = str(config.hub_id), read_hub(config, group).provenance
+        if next(self.documents(), None) is None:
+            raise UsageError(f"The text {self.name} is empty ({group}): no document in it, or none within max_bytes.")
+        if next(self.texts("heldout"), None) is None:
+            raise UsageError(
+                f"The text {self.name} has fewer than {group}.heldout_every={config.heldout_every} documents, so none "
+                f"is held out: lower it, or see {group}.documents."
+            )
 
     def documents(self) -> Iterator[str]:
         """Yield all documents up to `max_bytes`. UsageError: a line that is not UTF-8, or a record without a text."""
@@ -92,30 +111,3 @@ class OpenedText:
             "sources": {"text": {**self.provenance, "documents": count[0], "bytes": size[0], "tokens": tokens}},
             "held_out": {"every": every, "documents": count[1], "bytes": size[1], "tokens": heldout_tokens},
         }
-
-
-def open_text(config: TextCorpusConfig, group: str) -> OpenedText:
-    """Find the text that the config `group`, such as `recipe.corpus`, names, and look at its first documents. Raises
-    UsageError: no text or two texts named; missing, unreadable, empty, too few documents to hold any out.
-    """
-    if (config.path is None) == (config.hub_id is None):
-        raise UsageError(
-            f"A text corpus needs one source: set either {group}.path (a UTF-8 file) or {group}.hub_id (a data set), "
-            "and leave the other null."
-        )
-    if config.path is not None:
-        path = Path(config.path)
-        digest = file_digest(path.expanduser(), f"Text file {group}.path={config.path}")
-        name, provenance = config.path, {"file": path.name, "file_sha256": digest}
-    else:
-        name = str(config.hub_id)
-        provenance = read_hub(config, group).provenance
-    text = OpenedText(config, name, provenance, group)
-    if next(text.documents(), None) is None:
-        raise UsageError(f"The text {name} is empty ({group}): no document in it, or none within max_bytes.")
-    if next(text.texts("heldout"), None) is None:
-        raise UsageError(
-            f"The text {name} has fewer than {group}.heldout_every={config.heldout_every} documents, so none "
-            f"is held out: lower it, or see {group}.documents."
-        )
-    return text

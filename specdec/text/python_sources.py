@@ -62,7 +62,6 @@ class PythonCorpus:
     manifest: dict[str, Any]
 
     def texts(self, part: Part) -> Iterator[str]:
-        """Yield the texts of a part."""
         return (document.text for document in (self.training if part == "train" else self.heldout))
 
 
@@ -117,7 +116,7 @@ class Keeper:
         self.config = config
         self.stems = {module.split(".")[-1]: module for module in modules}
         self.texts = {d.name: shingles(d.text, config.shingle_lines) for d in heldout}
-        self.held_out = set().union(*self.texts.values()) if self.texts else set()
+        self.held_out = set[int]().union(*self.texts.values())
         self.digests: set[str] = set()
         self.seen: set[int] = set()
         self.dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by source and reason

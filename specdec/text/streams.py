@@ -44,12 +44,13 @@ class Recording:
     skip_bad: bool  # leave lines that cannot be used out and count them, instead of refusing the file
     lengths: NonEmpty | None  # what every stream has to have accepted lengths of
 
-    def require_path(self, group: str) -> None:
-        """Raise UsageError where no file is named; `group` is the config group of these keys."""
+    def require_path(self, group: str) -> str:
+        """Return the path. UsageError where no file is named; `group` is the config group of these keys."""
         if self.path is None:
             raise UsageError(
                 f"Missing key {group}.path: give the file of recorded streams (or of text, with {group}.format=text)."
             )
+        return self.path
 
 
 @dataclass(frozen=True)
@@ -228,8 +229,7 @@ def open_recording(recording: Recording, group: str, vocab_size: int | None = No
     """Read the file that the config `group` names, `target` or `prompts`; token ids from `vocab_size` on are refused.
     Raises UsageError: no file, no stream, a fault by file and line, text without a tokenizer; or ModelLoadError.
     """
-    recording.require_path(group)
-    assert recording.path is not None
+    path = recording.require_path(group)
     from specdec.models.load import load_tokenizer, model_path
 
     tokenizer = None if recording.tokenizer is None else load_tokenizer(model_path(recording.tokenizer))
@@ -238,11 +238,9 @@ def open_recording(recording: Recording, group: str, vocab_size: int | None = No
             f"Bad value {group}.tokenizer={recording.tokenizer}: there is no tokenizer in this folder; give another, "
             "a hub id or pocket."
         )
-    what = f"File of recorded streams {group}.path={recording.path}"
+    what, key = f"File of recorded streams {group}.path={path}", f"{group}.path"
     if recording.format == "jsonl":
-        read = read_streams(
-            recording.path, vocab_size, key=f"{group}.path", lengths=recording.lengths, skip_bad=recording.skip_bad
-        )
+        read = read_streams(path, vocab_size, key=key, lengths=recording.lengths, skip_bad=recording.skip_bad)
     elif tokenizer is None:
         raise UsageError(
             f"Missing key {group}.tokenizer: {group}.format=text needs one to turn the text into tokens; give a "
@@ -256,7 +254,7 @@ def open_recording(recording: Recording, group: str, vocab_size: int | None = No
         if first.setdefault(stream.prompt, stream) is not stream:
             repeated[stream.category] += 1
     left_out = {**({"repeated_prompt": dict(repeated)} if repeated else {}), **read.left_out}
-    digest = file_digest(Path(recording.path).expanduser(), what)
+    digest = file_digest(Path(path).expanduser(), what)
     return Recorded(tuple(first.values()), left_out, read.notes, tokenizer, digest)
 
 

@@ -18,7 +18,7 @@ from specdec.training.data import tokenized_corpus
 from specdec.training.data.tokenized_corpus import Batches, load_corpus, text_order
 from specdec.training.recipes import StageConfig, TextDataConfig
 
-open_text = partial(documents.open_text, group="recipe.corpus")
+open_text = partial(documents.OpenedText, group="recipe.corpus")
 TEXT = [f"sentence {i} about the number {i * i} and the word {'abcdefghij'[i % 10] * 3}" for i in range(60)]
 
 

@@ -58,7 +58,6 @@ class Renderer:
             ) from None
 
     def tokens(self, text: str) -> tuple[int, ...]:
-        """Return a text in tokens."""
         # A chat template writes its special tokens itself; to plain text the tokenizer adds its own, if any.
         return tuple(self.tokenizer(text, add_special_tokens=not self.chat, verbose=False)["input_ids"])
 

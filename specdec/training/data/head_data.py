@@ -20,7 +20,7 @@ from specdec.prompts.base.contract import SetConfig
 from specdec.targets.base import Target
 from specdec.text.conversations import Conversations, ConversationsConfig
 from specdec.text.document_store import DocumentStore, Encoded, batched, encode_texts, read_documents, write_documents
-from specdec.text.documents import OpenedText, TextCorpusConfig, open_text
+from specdec.text.documents import OpenedText, TextCorpusConfig
 from specdec.text.python_sources import PythonCorpus, PythonCorpusConfig, build_corpus
 from specdec.text.sources import PARTS, Part
 from specdec.training.data.hidden_states import GIB, check_space, states_dtype
@@ -122,7 +122,7 @@ def _questions(source: SourceConfig, writer: SelfDistillation) -> tuple[Mapping[
         rendered = writer.chat and source.chat == "auto"
         return content.provenance, lambda: writer.split(writer.asked(texts, rendered))
 
-    text = open_text(source, "data.source") if isinstance(source, TextCorpusConfig) else None
+    text = OpenedText(source, "data.source") if isinstance(source, TextCorpusConfig) else None
 
     def of_text() -> Prompts:
         with stage("Read the text", "of data.source", expected=_reading_seconds(source)):
@@ -165,7 +165,7 @@ def _source_documents(config: SourceConfig, tokenizer: Any, folder: Path) -> tup
         conversations = Conversations(config)
         provenance = {**conversations.provenance, "chat_template": str(getattr(tokenizer, "chat_template", None))}
     elif isinstance(config, TextCorpusConfig):
-        text = open_text(config, "data.source")
+        text = OpenedText(config, "data.source")
         provenance = text.provenance
     content = fingerprint(config, encoder, provenance)
     place = folder / content[:16]

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specdec.errors import UsageError
 from specdec.text.document_store import batched, encode_texts
-from specdec.text.documents import OpenedText, TextCorpusConfig, open_text
+from specdec.text.documents import OpenedText, TextCorpusConfig
 from specdec.text.python_sources import STDLIB, TOPICS, PythonCorpus, PythonCorpusConfig, build_corpus
 from specdec.text.writing import write_json
 from specdec.training.data_recipes import fingerprint
@@ -76,7 +76,7 @@ def load_corpus(config: PythonCorpusConfig | TextCorpusConfig, context: int, fol
     Raises UsageError: a text that is missing, empty, too small or not UTF-8.
     """
     if isinstance(config, TextCorpusConfig):
-        text = open_text(config, "recipe.corpus")
+        text = OpenedText(config, "recipe.corpus")
         place = folder / fingerprint(config, context, text.provenance)[:16]
     else:
         place = folder / fingerprint(config, context)[:16]
