@@ -75,9 +75,8 @@ class BusyMachine:
     """The part of a run's decoding that other work disturbed."""
 
     share: float  # of the decoding time of all methods, that of disturbed rounds
-    # rounds, disturbed: numbers of rounds
-    rounds: int
-    disturbed: int
+    rounds: int  # of all methods
+    disturbed: int  # of these rounds
     hit: Mapping[Arm, float]  # the share of each arm's rounds that were disturbed
     unlike: Mapping[Arm, float]  # the share of each arm's rounds that were disturbed without a like that was not
 

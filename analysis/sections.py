@@ -53,8 +53,7 @@ class Findings:
     sections: tuple[Section, ...]  # for people; each begins with its answer
     metrics: dict[str, float] = field(default_factory=dict)  # for MLflow, flat names
     curves: dict[str, dict[int, float]] = field(default_factory=dict)  # for MLflow, name -> step -> value
-    # why outputs are not the target's own although the method is lossless, in a sentence; "" where they are
-    refuted: str = ""
+    refuted: str = ""  # why outputs are not the target's own although the method is lossless, in a sentence; else ""
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,9 @@ class About:
     title: str  # drafter, model and hardware, for figures
     prompts: str  # the name of the prompt set
     simulated: bool  # True where times come from a cost model
-    # replicates, seed: of the prompt bootstrap
-    replicates: int
-    seed: int
-    # share of the prompts whose text by plain decoding falls into a loop; 0 in studies of earlier versions
-    looping: float = 0.0
+    replicates: int  # of the prompt bootstrap
+    seed: int  # of the prompt bootstrap
+    looping: float = 0.0  # share of the prompts whose plain text falls into a loop; 0 in studies of earlier versions
 
     def origin(self, replay: pd.DataFrame, skipped: pd.DataFrame) -> tuple[str, ...]:
         """Return sentences that say which texts were replayed, by the lines of a `replay`, with the `caveats`."""

@@ -30,9 +30,8 @@ LONGEST = 2000  # gamma that is tried: more than the best one, unless a drafter 
 class Standing:
     """The place of a run in the theory."""
 
-    # alpha, gamma, c: those behind the run's capped geometric at its primary gamma
-    alpha: float
-    gamma: int
+    alpha: float  # that of the run's capped geometric, as c
+    gamma: int  # its primary one
     c: float
     c_ops: float = 0.0  # operations of a drafted token over those of the target; 0 for drafters that look tokens up
     speedup: Interval = Interval(nan)  # as measured
@@ -149,13 +148,13 @@ def oracle_bound(here: Standing | None = None) -> Figure:
     )
     seen = f"Varying γ by round could add {ORACLE_LIMIT - 1:.0%} at most, whatever α and c"
     if here is not None:
-        seen = f"Varying γ by round could add {model.oracle_gain(here.alpha, here.c, LONGEST) - 1:.0%} at most"
+        gain = model.oracle_gain(here.alpha, here.c, LONGEST)
+        seen = f"Varying γ by round could add {gain - 1:.0%} at most"
     figure, axes = style.new_figure(seen, _caption(caption, here))
     _lines_over_costs(axes, lambda alpha, c: model.oracle_gain(alpha, c, LONGEST), ORACLE_LIMIT, here)
     pictures.level(axes, ORACLE_LIMIT)
     axes.annotate(f"at most {ORACLE_LIMIT:.2f}", (0.01, ORACLE_LIMIT), xytext=(2, 4), textcoords="offset points")
     if here is not None:
-        gain = model.oracle_gain(here.alpha, here.c, LONGEST)
         _dot(axes, here, gain, f"this run: {gain:.2f}")
     axes.set(xlabel=ALPHA, ylabel="oracle over best fixed γ", xlim=(0, 1), ylim=(0.98, 1.68))
     style.legend_above(axes, 3)

@@ -84,7 +84,6 @@ def comparable(opened: Sequence[RunArms]) -> list[Comparable]:
 
 
 def _by_prompts(members: Sequence[RunArms]) -> list[list[RunArms]]:
-    """Group the runs of one setting by shared prompts."""
     texts = _texts([_first(member) for member in members])
     groups: list[tuple[Texts, list[int]]] = []
     for place in sorted(range(len(members)), key=lambda at: -len(texts[at])):
@@ -330,7 +329,6 @@ def differences_in_words(runs: Sequence[Run], labels: Sequence[str], who: str = 
 
 
 def score_gammas(arms: RunArms, replicates: int) -> ScoredArms:
-    """Score the gammas of one run against one another."""
     sums, labels = [arm.sums for arm in arms.values()], [f"γ {gamma}" for gamma in arms]
     return score(sums, labels, list(sums[0].index), replicates, depths=list(arms), doubt=_first(arms).doubt)
 

@@ -61,9 +61,8 @@ class Drop:
     """The change of a figure from an earlier run to later ones."""
 
     figure: str
-    # earlier, later: values of the figure
-    earlier: float
-    later: float
+    earlier: float  # value of the figure
+    later: float  # value of the figure
     least: float  # the drop that is certain but for the chance of a false alarm, as a share; negative where none is
     tolerance: float  # the drop from which on it counts as a loss
     # the smallest drop that such a comparison finds with the chance `POWER`; NaN if it finds none. Of tokens per round,

@@ -71,8 +71,7 @@ class ScoredArms:
     labels: tuple[str, ...]  # names of the A arms
     depths: tuple[float, ...]  # of the deepest draft of each arm, infinite where it is not known
     prompts: int  # how many prompts all arms share
-    # [1 + B, A] by quantity: the data's, then the replicates'; none of these for too few prompts
-    scores: Mapping[str, np.ndarray]
+    scores: Mapping[str, np.ndarray]  # by quantity, [1 + B, A]: the data's, then the replicates', if prompts suffice
     doubt: str = ""  # why what was timed has no intervals and ranks no arm; "" where it does
 
     @cached_property

@@ -30,21 +30,15 @@ from .side_by_side import SideBySide, drafters_section, peer_notes, peers_sectio
 
 @dataclass(frozen=True, kw_only=True)
 class RunFindings(Findings):
-    """The findings of a run."""
-
-    # the metrics of every depth, with `gamma` and `primary`: a line each for the summary table
-    arms: list[dict[str, Any]]
+    arms: list[dict[str, Any]]  # the metrics of every depth, with `gamma` and `primary`
     notes: list[str]  # sentences that a reader must not miss
     account: dict[str, Any]  # the content of `account.json`
     alpha_source: str  # what stands behind `account/alpha`: "text" or "mle"
     facts: RunFacts  # what was run: the method that these figures are about, its verifier, whether time is simulated
-    # how to serve the drafter, as `engines.recommendation` says it
-    serving: dict[str, Any] = field(default_factory=dict)
+    serving: dict[str, Any] = field(default_factory=dict)  # how to serve the drafter, by `engines.recommendation`
     reasons: list[str] = field(default_factory=list)  # what explains the run before its figures do, said first
-    # the findings of the session's other drafters by their method, without sections
-    beside: "dict[str, RunFindings]" = field(default_factory=dict)
-    # the few sentences that a person needs, for the terminal; the notes and sections say more
-    closing: list[str] = field(default_factory=list)
+    beside: "dict[str, RunFindings]" = field(default_factory=dict)  # of the other drafters by method, without sections
+    closing: list[str] = field(default_factory=list)  # the few sentences that a person needs, for the terminal
     # what each drafter's models predict of prompts that they have not seen, as `summary.json` holds it
     predictions: dict[str, Any] = field(default_factory=dict)
 

@@ -24,8 +24,6 @@ from ..cost.cost_report import CostReport, experts_in_words, experts_table, inte
 from ..engines.measured_drafter import Alone, Measured
 from ..engines.recommendation import Recommendation, recommend
 from ..figures import run_figures, theory_figures
-from ..figures.run_figures import stretch, timeline
-from ..figures.theory_figures import Standing, standing_in_words
 from ..intervals import Interval, too_few
 from ..own_metrics import OWN
 from ..read.runs import Run
@@ -358,14 +356,14 @@ def standing_section(run: Run) -> Section:
         raise UsageError(f"{run.source} has no alpha and c to mark: nothing was proposed, or the run did not finish.")
     measured, timed = Interval.from_metrics(metrics, "speedup"), run.curves.get("curve/speedup/measured", {})
     c_ops, operations = metrics.get("cost/c_ops", 0.0), metrics.get("operations/measured", nan)
-    here = Standing(metrics["account/alpha"], gamma, metrics["cost/c"], c_ops, measured, operations)
+    here = theory_figures.Standing(metrics["account/alpha"], gamma, metrics["cost/c"], c_ops, measured, operations)
     seen = f"Measured: {measured:.3f} at γ {gamma}" if isfinite(measured.estimate) else "Nothing was timed"
     if timed.keys() - {gamma}:
         fastest = max(timed, key=timed.__getitem__)
         other = f", and {timed[fastest]:.3f} at γ {fastest}" if fastest != gamma else ""
         seen += f"{other}, the fastest of the {len(timed)} measured"
     text = (
-        *standing_in_words(here),
+        *theory_figures.standing_in_words(here),
         f"{seen}. The capped geometric assumes that a call on γ + 1 tokens takes as long as on a single one, that a "
         "round is draft and verification alone, and that every token is equally likely to be accepted; the account "
         "says what each of these costs.",
@@ -382,7 +380,7 @@ def timeline_section(run: Run) -> Section:
     """Draw a few rounds and the baseline. UsageError without a primary gamma, ValueError without a common text."""
     if run.primary_gamma is None:
         raise UsageError(f"{run.source} has no primary gamma: the run did not finish.")
-    shown = stretch(run.arms(), run.primary_gamma)
+    shown = run_figures.stretch(run.arms(), run.primary_gamma)
     ours, plain = shown.rows[f"γ = {run.primary_gamma}"], shown.rows["baseline"]
     ours_s, plain_s = float(ours["round_s"].sum()), float(plain["round_s"].sum())
     text = (
@@ -393,7 +391,8 @@ def timeline_section(run: Run) -> Section:
     pace = float(ours["committed"].sum()) / ours_s / (float(plain["committed"].sum()) / plain_s)
     seen = f"{counted(shown.tokens, 'token')} in {counted(len(ours), 'round')}"
     title = f"{seen}: {pace:.2f} times the baseline's pace here\n{run.title}"
-    return Section(TIMELINE, text, figures=(("timeline", timeline(shown, title=title, simulated=run.simulated)),))
+    figure = run_figures.timeline(shown, title=title, simulated=run.simulated)
+    return Section(TIMELINE, text, figures=(("timeline", figure),))
 
 
 def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measured]:

@@ -30,8 +30,7 @@ class Chapter:
 
     title: str
     sections: tuple[Section, ...]
-    # sections that show before a reader opens the others; None for all, 0 for the heading alone
-    shown: int | None = None
+    shown: int | None = None  # sections that show before a reader opens the others; None for all, 0 for none
 
 
 def write_report(folder: Path, title: str, chapters: Sequence[Chapter]) -> tuple[Path, Path]:

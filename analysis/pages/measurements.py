@@ -14,7 +14,7 @@ import numpy as np
 from ..cost.call_cost import predicted_calls
 from ..intervals import Interval
 from ..research.claims import claims_section, evidence
-from ..research.committed import load_results
+from ..research.committed import RESULTS, load_results
 from ..research.grounded_gain import PUBLISHED_SPEEDUP
 from ..research.heads_ablation import ablation_sections
 from ..research.heads_accuracy import accuracy_section
@@ -24,7 +24,6 @@ from ..research.real_model import ALONG, MODEL, SETS, load_real, real_sections
 from ..studies.batching import BatchNumbers, best_table, committed_study
 from .html import cell
 
-RESULTS = Path(__file__).parents[1] / "results"
 GROUPS = (
     "First run and other engines",
     "What a call costs",
@@ -63,7 +62,7 @@ class Measurement(NamedTuple):
     result: str
     title: str
     meaning: str
-    says: Says | None  # None where the file holds its own words and tables, because no benchmark writes them
+    says: Says | str | None  # a string: the form of `_lines`; None: the file holds its own words and tables
     source: str = ""  # Markdown; "" is the benchmark of the file's name
 
 
@@ -96,7 +95,10 @@ def _block(part: Measurement, results: Path) -> str:
     path = results / f"{part.result}.json"
     content = _read(path)
     facts = content.get(part.title, content)
-    sentences, table = part.says(path) if part.says else ("", facts["figures"])
+    if isinstance(part.says, str):
+        sentences, table = "", _lines(path, part.says)
+    else:
+        sentences, table = part.says(path) if part.says else ("", facts["figures"])
     measured = facts if "date" in facts else next(iter(facts.values()))  # one entry for each setting
     date, machine = measured["date"], measured.get("machine")
     if machine is None:  # as benchmarks write it
@@ -119,24 +121,16 @@ def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-# Readers of result files ----------------------------------------------------------------------------
-
-
-def _lines(what: str, columns: str, **only: object) -> Says:
-    """Make a reader of the figures whose `what` begins with these words, and which have the values `only`; `{rest}` is
-    what follows them. columns: "name=format | name=format".
-    """
-    forms = dict(column.split("=", 1) for column in columns.split(" | "))
-
-    def says(path: Path) -> tuple[str, Table]:
-        figures = [
-            {**figure, "rest": figure["what"].removeprefix(what)}
-            for figure in _read(path)["figures"]
-            if figure["what"].startswith(what) and only.items() <= figure.items()
-        ]
-        return "", [{name: form.format_map(figure) for name, form in forms.items()} for figure in figures]
-
-    return says
+def _lines(path: Path, form: str) -> Table:
+    """Return a line for each figure by "what | name=format | name=format": `what` begins its own, `{rest}` follows."""
+    what, *columns = form.split(" | ")
+    forms = dict(column.split("=", 1) for column in columns)
+    figures = [
+        {**figure, "rest": figure["what"].removeprefix(what).strip()}
+        for figure in _read(path)["figures"]
+        if figure["what"].startswith(what)
+    ]
+    return [{name: column.format_map(figure) for name, column in forms.items()} for figure in figures]
 
 
 def _calls(path: Path) -> tuple[str, Table]:
@@ -276,11 +270,12 @@ def _coverage(path: Path) -> tuple[str, Table]:
     shares = [line["rejected"]["share"] for line in tests]
     rejected = f"{min(shares):.1%} to {max(shares):.1%} of true models at {tests[0]['what'].rpartition(' ')[2]}"
     sentence = f"Each of {len(tests)} tests of the i.i.d. model rejects {rejected}."
-    columns = (
-        "simulated={rest} | prompts={prompts} | prompts resampled={prompt_bootstrap[share]:.1%}"
+    form = (
+        "coverage of the 95% interval of | simulated={rest} | prompts={prompts}"
+        " | prompts resampled={prompt_bootstrap[share]:.1%}"
         " | rounds taken as independent={rounds_as_the_unit[share]:.1%}"
     )
-    return sentence, _lines("coverage of the 95% interval of ", columns)(path)[1]
+    return sentence, _lines(path, form)
 
 
 def _batching(path: Path) -> tuple[str, Table]:
@@ -339,8 +334,6 @@ def _serving(path: Path) -> tuple[str, Table]:
     return "", [{"server": name, "finding": said["sections"][0]["text"][0]} for name, said in _read(path).items()]
 
 
-# The page -------------------------------------------------------------------------------------------
-
 MEASUREMENTS: dict[str, dict[str, tuple[Any, ...]]] = {  # group: result file: title, meaning, says, source
     COST: {
         "compile_speed": (
@@ -365,20 +358,14 @@ MEASUREMENTS: dict[str, dict[str, tuple[Any, ...]]] = {  # group: result file: t
             " of torch's precompiled headers, then with all. torch keeps these headers, 300 MB, in the temporary "
             "folder. Memory is the peak beyond that of the imports, over the weights; the compiler's modules, which a "
             "start from nothing imports besides, are in it.",
-            _lines(
-                "start, ",
-                "start={rest} | seconds={seconds:.1f} | programs, MB={files_mb:.0f} | memory over weights="
-                "{over_weights:.2f}",
-            ),
+            "start, | start={rest} | seconds={seconds:.1f} | programs, MB={files_mb:.0f}"
+            " | memory over weights={over_weights:.2f}",
         ),
         "memory": (
             "Memory while decoding",
             "Decoding needs weights, cache and little else: the last column is growth beyond the cache over weights.",
-            _lines(
-                "growth",
-                "model={model}, {dtype} | weights, MB={weights_mb} | cache, MB={cache_mb} | growth, MB={growth_mb}"
-                " | beyond the cache={growth_beyond_cache_over_weights:.1%}",
-            ),
+            "growth | model={model}, {dtype} | weights, MB={weights_mb} | cache, MB={cache_mb}"
+            " | growth, MB={growth_mb} | beyond the cache={growth_beyond_cache_over_weights:.1%}",
         ),
         "busy_calls": (
             "Calls while other work takes a processor",
@@ -387,21 +374,15 @@ MEASUREMENTS: dict[str, dict[str, tuple[Any, ...]]] = {  # group: result file: t
             "other, unless `OMP_WAIT_POLICY=PASSIVE` is set, which costs a quarter of a call on five tokens on a "
             "quiet machine: so runs leave waiting as it is, and compute on one thread less where other work takes a "
             "processor.",
-            _lines(
-                "t(",
-                "call=t({rest} | threads={threads} | waiting={waiting} | processors taken={burners} | ms={ms:.1f}"
-                " ({quartiles_ms[0]:.1f} to {quartiles_ms[1]:.1f})",
-            ),
+            "t( | call=t({rest} | threads={threads} | waiting={waiting} | processors taken={burners}"
+            " | ms={ms:.1f} ({quartiles_ms[0]:.1f} to {quartiles_ms[1]:.1f})",
         ),
         "watch_cost": (
             "What watching for other work takes",
             "Every second round of plain decoding by the pocket model is watched and compared with its two "
             "neighbours: what it takes longer, as a share of all decoding, with 95% bounds by resampling texts.",
-            _lines(
-                "share of watching",
-                "`target.compile`={compile} | rounds={rounds} | round, ms={ms_a_round:.2f}"
-                " | watching={share:.2%} ({share_95[0]:.2%} to {share_95[1]:.2%})",
-            ),
+            "share of watching | `target.compile`={compile} | rounds={rounds} | round, ms={ms_a_round:.2f}"
+            " | watching={share:.2%} ({share_95[0]:.2%} to {share_95[1]:.2%})",
         ),
     },
     HEADS: {
@@ -458,12 +439,9 @@ MEASUREMENTS: dict[str, dict[str, tuple[Any, ...]]] = {  # group: result file: t
             " slower). Promised are 0.5% false alarms over all candidates. Shown: how often a drop is found, the "
             "drop that the gate says it would find in 80%, in the median of runs without a drop, and how often that "
             "drop was found.",
-            _lines(
-                "gate: ",
-                "texts={rest} | of={trace} | prompts={prompts} | false alarms={false_alarms:.2%}"
-                " | 2% found={power[2%]:.0%} | 5% found={power[5%]:.0%} | 10% found={power[10%]:.0%} | said={said:.1%}"
-                " | found={power_at_said:.0%}",
-            ),
+            "gate: | texts={rest} | of={trace} | prompts={prompts} | false alarms={false_alarms:.2%}"
+            " | 2% found={power[2%]:.0%} | 5% found={power[5%]:.0%} | 10% found={power[10%]:.0%} | said={said:.1%}"
+            " | found={power_at_said:.0%}",
         ),
         "busy_machine": (
             "Do they hold where other work disturbs a run?",
@@ -472,12 +450,9 @@ MEASUREMENTS: dict[str, dict[str, tuple[Any, ...]]] = {  # group: result file: t
             " ones or in bursts of 0.1, 1 or 10 seconds, in the drafter's rounds, in plain decoding's or in both. "
             "The share of runs whose 95% interval holds the undisturbed speedup, of those that give a verdict; the "
             "width is over that of the same run without other work.",
-            _lines(
-                "coverage of the 95% interval of the speedup",
-                "time disturbed={level:.0%} | by the clock={by_clock:.1%} | repaired={repaired:.1%}"
-                " | the same run's own speedup={repaired_own:.1%} | no verdict={withheld:.1%}"
-                " | width, median={interval_over_quiet[median]:.2f} | largest={interval_over_quiet[largest]:.2f}",
-            ),
+            "coverage of the 95% interval of the speedup | time disturbed={level:.0%} | by the clock={by_clock:.1%}"
+            " | repaired={repaired:.1%} | the same run's own speedup={repaired_own:.1%} | no verdict={withheld:.1%}"
+            " | width, median={interval_over_quiet[median]:.2f} | largest={interval_over_quiet[largest]:.2f}",
         ),
         "busy_live": (
             "Runs beside a process that computes",
@@ -525,45 +500,32 @@ MEASUREMENTS: dict[str, dict[str, tuple[Any, ...]]] = {  # group: result file: t
         "ngram_speed": (
             "A proposal of context n-grams",
             "Microseconds of a proposal behind a long text of Zipf-distributed tokens.",
-            _lines(
-                "proposal at ",
-                "behind={rest} | draft={structure} | tokens a round={tokens_per_round} | median={median_us}"
-                " | 99%={p99_us}",
-                text="zipf",
-            ),
+            "proposal at | behind={rest} | draft={structure} | tokens a round={tokens_per_round} | median={median_us}"
+            " | 99%={p99_us}",
         ),
         "retrieval_speed": (
             "A query of a large datastore",
             "Median microseconds of a look-up, and of a whole draft with it.",
-            _lines(
-                "query of ",
-                "datastore={rest} | draft={structure} | query={query_us} | 99% of them={query_p99_us}"
-                " | draft={draft_us}",
-            ),
+            "query of | datastore={rest} | draft={structure} | query={query_us} | 99% of them={query_p99_us}"
+            " | draft={draft_us}",
         ),
         "corpus_ngram_speed": (
             "Fitting an n-gram model to a text",
             "The fit is kept for later runs.",
-            _lines(
-                "fitting ",
-                "text={rest} | order={order} | tokens={tokens:,} | tokenize, s={tokenize_s} | count, s={count_s}"
-                " | memory, MB={peak_mb:,}",
-            ),
+            "fitting | text={rest} | order={order} | tokens={tokens:,} | tokenize, s={tokenize_s} | count, s={count_s}"
+            " | memory, MB={peak_mb:,}",
         ),
         "bigram_speed": (
             "The target's own bigram as a table",
             "The table of what the target says after each single token is made once and read again by later runs.",
-            _lines(
-                "a table of",
-                "model={model} | vocabulary={vocabulary:,} | later tokens={extend} | made, s={made_s}"
-                " | read, s={read_s} | file, MB={file_mb}",
-            ),
+            "a table of | model={model} | vocabulary={vocabulary:,} | later tokens={extend} | made, s={made_s}"
+            " | read, s={read_s} | file, MB={file_mb}",
         ),
         "replay_speed": (
             "Recorded text: the walk beside the decoding loop",
             "Tokens a second and core at one gamma. Look-up drafters walk along a recorded text instead of decoding "
             "it.",
-            _lines("tokens a second and core, rounds", "drafter={drafter} | loop={loop:,} | walk={walk:,}"),
+            "tokens a second and core, rounds | drafter={drafter} | loop={loop:,} | walk={walk:,}",
         ),
     },
     MODELS: {

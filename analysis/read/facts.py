@@ -25,23 +25,19 @@ class RunFacts:
     primary_gamma: int  # depth of the structure that was asked for, beside the other depths of the curves
     left_out: tuple[int, ...]  # values of `measurement.gammas` that are deeper than the drafter drafts
     deepest: int | None  # depth that the drafter drafts at most; None without a limit
-    # lossless, deterministic: what the verifier declares
-    lossless: bool
-    deterministic: bool
+    lossless: bool  # as the verifier declares
+    deterministic: bool  # likewise
     greedy: bool  # the temperature is 0
     forced: bool  # the recorded text is committed whatever the target says
     simulated: bool  # times come from a cost model
     judge: str | None  # "target" or "original", the model whose law judges the outputs; None where nothing is judged
-    # target_flops, drafter_flops: floating-point operations per token
-    target_flops: float
+    target_flops: float  # per token, as those of the drafter
     drafter_flops: float
     predicted: dict[int, float]  # speedup by gamma that `specdec.advise` predicted for this run; empty without advice
-    # sentences that a reader must not miss, known before decoding: how much of a recording is replayed
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences that a reader must not miss: how much of a recording is replayed
     drafter: str = ""  # the method of its rounds in every table; empty in runs of earlier versions
     batch_size: int = 1  # sequences that every method decodes at once, at most
-    # the same of the other drafters of the session, by their method
-    beside: "Mapping[str, RunFacts]" = field(default_factory=dict)
+    beside: "Mapping[str, RunFacts]" = field(default_factory=dict)  # of the session's other drafters, by their method
 
     def title(self, environment: Mapping[str, Any], *, shape: bool = True) -> str:
         """Name drafter, model, dtype and hardware by `environment.json`, or say that time was simulated: the title of
@@ -60,9 +56,8 @@ class ImportFacts:
     """Facts about a folder that was made of a foreign file, in its `plan.json`."""
 
     name: str  # what tells the data set apart from others, with the drafter where the file has several
-    # source, kind: the file, and its format
-    source: str
-    kind: str
+    source: str  # the file
+    kind: str  # its format
     gamma: int  # the one that a report is about
     longest: int | None  # the most draft tokens that any length by position accepts; None for other sources
     ordered: bool  # True if the order of a text's rounds is known; without it no analysis may look at neighbours
@@ -81,10 +76,8 @@ class SessionFacts:
     peak_mb: float  # largest memory of the process so far: the allocator's on a GPU, the resident set on a CPU
     drafter: str = ""  # the method that these counts are about; empty in runs of earlier versions
     left_out: tuple[str, ...] = ()  # ids of the prompts that the time budget left out, once for each repeat
-    # compared, identical and unexplained of the other drafters of the session, by their method
-    beside: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    # why the target's outputs cannot be trusted, in a sentence: calls disagree with plain passes; else ""
-    doubt: str = ""
+    beside: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # counts of the other drafters, by method
+    doubt: str = ""  # why outputs cannot be trusted, in a sentence: calls disagree with plain passes; else ""
 
     @property
     def refuted(self) -> str:
@@ -159,9 +152,8 @@ class Piece:
     kind: Kind
     token: int
     text: str  # what the token adds to the text; never empty
-    # strategy, rank: which strategy proposed a draft token, as its choice 0, 1, ...; "" and 0 for tokens of the target
-    strategy: str = ""
-    rank: int = 0
+    strategy: str = ""  # what proposed a draft token; "" for tokens of the target
+    rank: int = 0  # as its choice 0, 1, ...
 
 
 @dataclass(frozen=True)
@@ -173,8 +165,7 @@ class TraceLine:
     pieces: tuple[Piece, ...]
     offered: int
     accepted: int
-    # draft tokens that were neither accepted nor rejected: behind the rejection, behind a cut, or on other branches
-    unused: int
+    unused: int  # draft tokens neither accepted nor rejected: behind the rejection, behind a cut, or on other branches
     end: str  # "end_token", "limit" or "": what ended the text in this round
     disturbed: bool = False  # other work on the machine disturbed the round
 

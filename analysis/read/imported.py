@@ -65,9 +65,8 @@ class ImportedText:
     cut: str = ""  # truncation of the last round, "" if the source does not say that the text ended there
     repeat: int = 0
     context: int | None = None  # tokens before the first round; None if the source does not say
-    # tokens, seconds: of the whole text, where the source counts them itself
-    tokens: float | None = None
-    seconds: float = nan
+    tokens: float | None = None  # of the whole text, where the source counts them itself
+    seconds: float = nan  # of the whole text, likewise
     rounds: float | None = None  # their number, where the source has sums only; it may be a quotient of printed figures
 
     def commits(self) -> np.ndarray:
@@ -94,8 +93,7 @@ class PositionText:
 class Imported(ImportFacts):
     """The texts of one drafter on one data set, as a file has them; `write_folder` makes a run folder of it."""
 
-    # texts with the rounds or the sums that the file has, or with lengths by position
-    records: tuple[ImportedText | PositionText, ...]
+    records: tuple[ImportedText | PositionText, ...]  # texts with rounds or sums, or with lengths by position
 
     def at(self, gamma: int) -> list[ImportedText]:
         """Return the texts with their rounds at one gamma: lengths by position are walked."""

@@ -56,8 +56,7 @@ class ServerFacts:
     """Facts that no load test records, by the server's name; "" stands for every speculative server."""
 
     gamma: Mapping[str, float] = field(default_factory=dict)  # draft tokens per round
-    # slots of the KV cache, with the drafter loaded; those of the plain server have its name
-    slots: Mapping[str, float] = field(default_factory=dict)
+    slots: Mapping[str, float] = field(default_factory=dict)  # of the KV cache, with the drafter; plain: by its name
     held: Mapping[str, float] = field(default_factory=dict)  # slots that a request holds
     state: Mapping[str, float] = field(default_factory=dict)  # slots of one copy of a recurrent state (`held_slots`)
     most_running: Mapping[str, float] = field(default_factory=dict)  # requests that ran at most

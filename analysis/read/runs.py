@@ -97,8 +97,7 @@ class Run:
     curves: Mapping[str, Mapping[int, float]]  # value by gamma, by name (`curve/measured`, `curve/speedup/replay`, ...)
     fetch: Callable[[str], Path]  # returns the path of a file of the run by name; UsageError if the run has none
     concluded: Mapping[str, Any] | None = None  # the content of `summary.json` while it is not written yet; else None
-    # the only drafter of the session that tables, facts and metrics are about (`of_drafter`); "" for that of +drafter=
-    method: str = ""
+    method: str = ""  # the drafter that tables, facts and metrics are about (`of_drafter`); "" for that of +drafter=
 
     def facts(self) -> RunFacts:
         """Read what was run, as the run wrote it down before decoding."""
@@ -172,12 +171,12 @@ class Run:
 
     def _own(self, table: pd.DataFrame) -> pd.DataFrame:
         """Keep the lines of this drafter and of plain decoding, where the session had several drafters."""
-        several = (self.method or self.beside) and "method" in table
-        return table[table["method"].isin(self._methods)] if several else table
+        return table[table["method"].isin(self._methods)] if self._methods and "method" in table else table
 
     @property
     def _methods(self) -> list[str]:
-        return [*PLAIN, self.method or self.params.get("drafter.name", "")]
+        several = self.method or self.beside
+        return [*PLAIN, self.method or self.params.get("drafter.name", "")] if several else []
 
     def peers(self) -> dict[str, Any]:
         """Read the other engines (`peers`, `left_out`) and what they wrote (`generations`), where there are some."""
@@ -195,7 +194,7 @@ class Run:
 
     def shared_at_rejections(self) -> list[float]:
         """Read the mass that drafter and target share at the position of every rejection that wrote it down."""
-        own = [("method", "in", self._methods)] if self.method or self.beside else []
+        own = [("method", "in", self._methods)] if self._methods else []
         table = pq.read_table(self.fetch("rounds.parquet"), columns=["beta"], filters=[("rejected", "=", True), *own])
         return [beta[-1] for beta in table["beta"].to_pylist() if beta]
 
@@ -205,11 +204,9 @@ class Run:
         key = (str(path), path.stat().st_mtime_ns)
         arms = _open_files.get(key)
         if arms is None:
-            try:
+            with _as_table(path):
                 arms = _open_files[key] = read_arms(path)
-            except (ValueError, OSError, TypeError, KeyError) as error:
-                raise _no_table(path, error) from None
-        return arms.of_methods(self._methods) if self.method or self.beside else arms
+        return arms.of_methods(self._methods) if self._methods else arms
 
     def generations(self, texts: bool = True) -> pd.DataFrame:
         """Read one line per generation: key columns, tokens, seconds, flag and, with `texts`, token ids and text."""
@@ -389,14 +386,16 @@ _open_files: WeakValueDictionary[tuple[str, int], Arms] = WeakValueDictionary()
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """Read a table of a run's folder, all of its columns or some. UsageError for a damaged file, or without one."""
-    try:
+    with _as_table(path):
         return pd.read_parquet(path, columns=None if columns is None else list(columns))
+
+
+@contextmanager
+def _as_table(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (ValueError, OSError, TypeError, KeyError) as error:  # pyarrow's own, and pandas' of its metadata
-        raise _no_table(path, error) from None
-
-
-def _no_table(path: Path, error: Exception) -> UsageError:
-    return UsageError(f"{path} is no Parquet table ({reason(error)}); copy it again, or run again.")
+        raise UsageError(f"{path} is no Parquet table ({reason(error)}); copy it again, or run again.") from None
 
 
 _COPY = "copy the file again, or run again"

@@ -47,8 +47,7 @@ class Answer:
     prompt_ms: float
     predicted_ms: float  # of all rounds
     ended: str  # why the text ended, "limit" or "end_token"; "" where the response does not say it
-    # what each round accepted, was offered, committed, and its milliseconds; None where the response has sums only
-    by_round: tuple[list[int], list[int], list[int], list[float]] | None
+    by_round: list[tuple[int, int, int]] | None  # accepted, offered, committed; None where it has sums only
 
     @property
     def seconds(self) -> float:
@@ -68,7 +67,7 @@ def answered(where: str, value: Any) -> Answer:
         raise BadLine(f"{where}: draft_n_accepted is {accepted}, more than draft_n, {drafted}.")
     ended = {"eos": "end_token", "limit": "limit"}.get(str(mapping(where, value).get("stop_type")), "")
     by_round = _by_round(where, mapping(where, value["steps"])) if "steps" in value else None
-    rounds = len(by_round[0]) if by_round else max(n - 1 - accepted, int(n > 1))
+    rounds = max(n - 1 - accepted, int(n > 1)) if by_round is None else len(by_round)
     return Answer(n - 1, rounds, accepted, drafted, prompt, prompt_ms, predicted_ms, ended, by_round)
 
 
@@ -78,8 +77,8 @@ def _times(where: str, values: Any) -> list[float]:
     raise BadLine(f"{where}: prompt_ms and predicted_ms must be milliseconds of 0 or more, found {values!r:.80}.")
 
 
-def _by_round(where: str, steps: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[float]]:
-    """Return what each round accepted, was offered, committed and took, by the counters after each."""
+def _by_round(where: str, steps: dict[str, Any]) -> list[tuple[int, int, int]]:
+    """Return what each round accepted, was offered and committed, by the counters after each."""
     written, drafted, taken = (counts(where, name, steps.get(name)) for name in _COUNTED)
     columns = (written, drafted, taken, _times(where, steps.get("predicted_ms")))
     if len({len(column) for column in columns}) > 1 or not written:
@@ -88,21 +87,19 @@ def _by_round(where: str, steps: dict[str, Any]) -> tuple[list[int], list[int], 
         raise BadLine(f"{where}: predicted_n is {written[-1]:,}, more than {MOST_ROUNDS:,}.")
     if any(after < before for column in columns for before, after in pairwise(column)):
         raise BadLine(f"{where}: a counter or the clock of steps runs backwards: leave that answer out.")
-    rounds: list[tuple[int, int, int, float]] = []
+    rounds: list[tuple[int, int, int]] = []
     wrote = written[0]  # tokens that are accounted for
-    for (_, offer, took, began), (total, offers, taking, ends) in pairwise(zip(*columns, strict=True)):
-        rounds.append((taking - took, offers - offer, taking - took + 1, ends - began))
+    for (_, offer, took), (total, offers, taking) in pairwise(zip(written, drafted, taken, strict=True)):
         wrote += taking - took + 1
-        for _ in range(total - wrote):  # rounds that showed no token
-            rounds.insert(-1, (0, 0, 1, 0.0))
-            wrote += 1
+        silent = max(0, total - wrote)  # rounds that showed no token
+        rounds += [*[(0, 0, 1)] * silent, (taking - took, offers - offer, taking - took + 1)]
+        wrote += silent
     if rounds and wrote > written[-1]:
-        *others, milliseconds = rounds[-1]
-        rounds[-1] = (others[0], others[1], others[2] - (wrote - written[-1]), milliseconds)
-    accepted, offered, committed, times = ([*column] for column in zip(*rounds, strict=True)) if rounds else ([],) * 4
-    if any(one > offer for one, offer in zip(accepted, offered, strict=True)) or any(one < 1 for one in committed):
+        accepted, offered, committed = rounds[-1]
+        rounds[-1] = (accepted, offered, committed - (wrote - written[-1]))
+    if any(accepted > offered or committed < 1 for accepted, offered, committed in rounds):
         raise BadLine(f"{where}: the counters of steps contradict themselves.")
-    return accepted, offered, committed, times
+    return rounds
 
 
 _COUNTED = ("predicted_n", "draft_n", "draft_n_accepted")
@@ -121,12 +118,12 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
     if not any(answer.drafted for *_, answer in answers):
         raise UsageError(f"{path} has no drafts: give the answers of the server that drafts, and these as --baseline.")
     texts = []
-    offers = [offer for *_, answer in answers if answer.by_round for offer in answer.by_round[1]]
+    offers = [offer for *_, answer in answers for _, offer, _ in answer.by_round or ()]
     gamma = choices.gamma or max(offers, default=0) or choices.needed_gamma
     for name, category, answer in answers:
         text = ImportedText(name, category, tokens=answer.tokens, rounds=answer.rounds, seconds=answer.seconds)
         if answer.by_round is not None:
-            accepted, offered, committed, _ = answer.by_round
+            accepted, offered, committed = ([each[place] for each in answer.by_round] for place in range(3))
             within_gamma(f"{path} ({name})", offered, gamma)
             text = ImportedText(name, category, accepted, offered, committed, answer.ended)
             text = replace(text, context=answer.prompt_n + 1, seconds=answer.seconds)

@@ -35,8 +35,6 @@ NO_SILENT = (
 
 @dataclass(frozen=True)
 class RequestRounds:
-    """The rounds of one request."""
-
     accepted: Sequence[int]  # draft tokens per round
     offered: Sequence[int] | None  # the same for offers; None where only totals are known
     drafted: int | None  # offers of all rounds together; None where not even that is known
