@@ -43,10 +43,10 @@ def differences(
     """Return in which values of these parts two identities differ: `config: structure.gamma 4 -> 5`."""
     differ = []
     for part in parts:
-        old, new = before.get(part, {}), now.get(part, {})
-        for key in sorted({*old, *new}):
-            if old.get(key, MISSING) != new.get(key, MISSING):
-                differ.append(f"{part}: {key} {_short(old.get(key, MISSING))} -> {_short(new.get(key, MISSING))}")
+        for key in sorted({*before.get(part, {}), *now.get(part, {})}):
+            old, new = (values.get(part, {}).get(key, MISSING) for values in (before, now))
+            if old != new:
+                differ.append(f"{part}: {key} {_short(old)} -> {_short(new)}")
     return differ
 
 

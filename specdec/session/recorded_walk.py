@@ -5,6 +5,7 @@ speed, because nothing is computed that the record and the drafter's own look-up
 from collections.abc import Sequence
 
 from specdec.clock import SimulatedClock
+from specdec.decode import cut
 from specdec.drafters.base import Drafter
 from specdec.drafters.base.lookup import Lookup
 from specdec.folder.rounds_table import WalkedRounds
@@ -30,10 +31,9 @@ def decode_by_walking(
     """
     target, prompt = arms[0].target, tuple(request.prompt)
     assert isinstance(target, Replay)
-    text, finish = target.stream(prompt).generated[: request.max_new_tokens], "limit"
-    if not target.end_tokens.isdisjoint(text):
-        text = text[: next(place for place, token in enumerate(text, 1) if token in target.end_tokens)]
-        finish = "end_token"
+    *before, last = target.stream(prompt).generated
+    text = cut(before, last, request.max_new_tokens, target.end_tokens)
+    finish = "end_token" if text[-1] in target.end_tokens else "limit"
     of_drafter: dict[int, list[Arm]] = {}
     for arm in arms:
         if isinstance(arm.drafter, Priced) and arm is not traced:

@@ -82,17 +82,6 @@ def explain(
     )
 
 
-def judged(judge: Target, generation: Generation, text: str, reference: str | None) -> dict[str, Any]:
-    """Return the columns of `quality.parquet` that are no key: tokens, log_likelihood of the whole output in nats, and
-    correct, None without a reference answer.
-    """
-    return {
-        "tokens": len(generation.tokens),
-        "log_likelihood": log_likelihood(judge, generation.prompt, generation.tokens),
-        "correct": None if reference is None else answers(text, reference),
-    }
-
-
 def log_likelihood(target: Target, prompt: Sequence[int], text: Sequence[int]) -> float:
     """Return ln of the chance that `target` writes `text` after `prompt` at temperature 1, uncut; -inf if it cannot."""
     law = target.score(prompt, text)[: len(text)].double().log_softmax(-1)  # [T, V]

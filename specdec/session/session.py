@@ -23,6 +23,7 @@ from specdec.errors import NumericsError
 from specdec.folder.results import DonePrompt, Kept, ResultsFolder
 from specdec.folder.rounds_table import GenerationKey, disturbed_rounds, generation_line, round_table
 from specdec.folder.session_files import Collected
+from specdec.peers import Peer
 from specdec.prompts import Prompt
 from specdec.prompts.base.contract import turn_id
 from specdec.records import Generation, Request
@@ -30,7 +31,7 @@ from specdec.replay.walk import TextReading
 from specdec.session.arm import Arm, Forced
 from specdec.session.parts import SAMPLED_EVERY, Parts
 from specdec.session.recorded_walk import decode_by_walking
-from specdec.session.rescoring import expert_reads, explain, judged
+from specdec.session.rescoring import answers, expert_reads, explain, log_likelihood
 from specdec.session.tracing import trace
 from specdec.targets import Target
 from specdec.targets.causal import Causal
@@ -38,9 +39,6 @@ from specdec.timing.calls import Calibration
 
 Answers = dict[str, tuple[int, ...]]
 """The baseline's first output by the id of a turn, which the next turn continues for every method and repeat alike."""
-
-Peer = Callable[[Prompt], Mapping[str, Any] | None]
-"""Another engine, called once per prompt and repeat between our own methods; None is a failure."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +153,7 @@ class Session:
                 named = {"method": arm.method, "gamma": arm.gamma, "prompt": prompt.id, "repeat": repeat}
                 found.experts += expert_reads(target, target.mixture, done[id(arm)], named)
         clock = self.clock.mark() if isinstance(self.clock, SimulatedClock) else None
-        record = DonePrompt(prompt.id, repeat, place, baseline.tokens, vars(found), clock)
-        self._results.append(*lines, record)
+        self._results.append(*lines, DonePrompt(prompt.id, repeat, place, baseline.tokens, vars(found), clock))
         self.collected.add(vars(found))
         self._remember(prompt, baseline.tokens)
         return baseline
@@ -287,7 +284,10 @@ class Session:
             rounds.append(round_table(key, generation, self.clock))
             lines.append(generation_line(key, generation, self.clock, text, flagged))
             if judge is not None:
-                self._prompt.quality.append({**vars(key), **judged(judge, generation, text, prompt.reference)})
+                likelihood = log_likelihood(judge, generation.prompt, generation.tokens)
+                correct = None if prompt.reference is None else answers(text, prompt.reference)
+                line = {"tokens": len(generation.tokens), "log_likelihood": likelihood, "correct": correct}
+                self._prompt.quality.append(vars(key) | line)
         return rounds, lines
 
     @property
@@ -302,9 +302,9 @@ class Session:
         if arm is parts.primary and self._tracing:
             tokenizer = self._target.tokenizer
             decode = None if tokenizer is None else tokenizer.decode
-            header = {"prompt": prompt.id, "drafter": arm.method, "structure": arm.structure.label}
             busy = [False] * len(output.rounds) if parts.walks else disturbed_rounds(output.rounds, self.clock)
-            self._prompt.traces.append(asdict(trace(output, decode, busy, **header, lossless=lossless)))
+            header = {"drafter": arm.method, "structure": arm.structure.label, "lossless": lossless}
+            self._prompt.traces.append(asdict(trace(output, decode, busy, prompt=prompt.id, **header)))
         if self._target.sampling.greedy and lossless:
             self._prompt.compared.append(arm.method)
             divergence = explain(self._target, (prompt.id, arm.gamma), baseline.prompt, baseline.tokens, output.tokens)

@@ -195,8 +195,7 @@ def run_folders(folders: Sequence[Path]) -> list[Path]:
 def logged_folders(above: Sequence[Path]) -> list[Path]:
     """Return the run folders below some folders, there or not, without the runs that were to be logged nowhere."""
     holding = [folder for folder in above if any(any(folder.rglob(name)) for name in (RECORD, JOURNAL))]
-    records = {folder: RunRecord.read(folder) for folder in run_folders(holding)}
-    return [folder for folder, record in records.items() if record is not None and record.store]
+    return [folder for folder in run_folders(holding) if (record := RunRecord.read(folder)) and record.store]
 
 
 def upload(folders: Sequence[Path], uri: str | None = None, experiment: str | None = None) -> Iterator[Uploaded]:

@@ -104,8 +104,7 @@ class TrackedRun:
         apart = (max(steps) - min(steps) or 1) / 80 if steps else 0.0
         order = list(dict.fromkeys((*self._record.lines, *lines)))
         for line, points in lines.items():
-            across = {step: step + apart * order.index(line) for step in points}
-            self.curves({key: points, ACROSS: across}, line)
+            self.curves({key: points, ACROSS: {step: step + apart * order.index(line) for step in points}}, line)
 
     def overlay(self, key: str) -> str:
         """Return the address of one chart with all lines that were logged under `key`; "" if there are none."""
@@ -254,8 +253,7 @@ def tracked_run(
         why = stores.reason(error)
         if config.required:
             raise EnvironmentFault(f"Tracking is required and no run could be opened: {why}.") from error
-        later = _upload_later(results)
-        logger.warning("Tracking is off for this run; the results stay on disk. %s.%s", why, later)
+        logger.warning("Tracking is off for this run; the results stay on disk. %s.%s", why, _upload_later(results))
         return TrackedRun(record)
     link = view(experiment_id, HEADLINE)  # of a database: behind the command that serves it
     link = f"{store.shown}/{link}" if store.is_server else f"{stores.serving(store)}\nhttp://127.0.0.1:5000/{link}"

@@ -70,20 +70,20 @@ def open_sequences(
     folder, source, more = Path(config.folder).expanduser(), config.source, generated.new_tokens
     special = SpecialTokens.none(tokenizer)  # what the target continues may begin in the middle of a text
     synthesis: SelfSynthesis | None = None
+    content = ""
     if isinstance(source, SelfSynthesisConfig):
         synthesis, source = SelfSynthesis(source, writer), replace(source, keep_out=[])
         about: Mapping[str, Any] = synthesis.provenance
-        content = fingerprint(source, tokenizer_digest(tokenizer), about, str(tokenizer.chat_template))
         question = (0,) * (config.sequence_length - more)  # the longest that is kept
         stand_ins: Prompts = {part: [question] * count for part, count in generated.counts.items()}
         questions: Callable[[], Prompts] = partial(dict, stand_ins)
     elif isinstance(source, SetConfig) or chat and not isinstance(source, ConversationsConfig):
         about, questions = _questions(source, writer)
-        content = fingerprint(source, tokenizer_digest(tokenizer), about, str(tokenizer.chat_template))
     else:
         store, content = _source_documents(source, tokenizer, folder)
         turns, about = isinstance(source, ConversationsConfig), store.manifest
         questions = partial(writer.beginnings, store, turns)
+    content = content or fingerprint(source, tokenizer_digest(tokenizer), about, str(tokenizer.chat_template))
     values = {key: value for key, value in asdict(generated).items() if key != "when"}  # that decides, and then is done
     content = fingerprint(values, seed, config.sequence_length, target.hidden.identity, content)
     place = folder / content[:16]

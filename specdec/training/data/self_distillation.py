@@ -202,12 +202,11 @@ class SelfDistillation:
             under_way.go_on_from(total - left)
             for path, part, number, several in missing:
                 words = np.random.SeedSequence([self.seed, 6, PARTS.index(part), number]).generate_state(2)
-                streams = []
                 written = self._continued(several, int(words[0]) << 31 ^ int(words[1]), under_way.advance)
-                for i, text in enumerate(written):
-                    end = next((i + 1 for i, token in enumerate(text) if token in self.target.end_tokens), None)
-                    name = f"{part}/{number * self.config.batch + i}"
-                    streams.append(Stream(name, "generated", several[i], tuple(text[:end]), ended=end is not None))
+                streams = []
+                for place, (prompt, text) in enumerate(zip(several, written, strict=True), number * self.config.batch):
+                    ended = text[-1] in self.target.end_tokens
+                    streams.append(Stream(f"{part}/{place}", "generated", prompt, tuple(text), ended=ended))
                 write_streams(path, streams)
         for path, part, *_ in batches:
             for stream in read_streams(path).streams:
@@ -331,7 +330,6 @@ def _texts(path: str, what: str) -> Iterator[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield the texts in a value of JSON."""
     if isinstance(value, str):
         yield value
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

@@ -31,7 +31,6 @@ class Batch:
         return len(self.numbers)
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return tokens and scored on a device."""
         return self.tokens.to(device), self.scored.to(device)
 
     def split(self, size: int) -> "Iterator[Batch]":

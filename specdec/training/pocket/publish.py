@@ -60,6 +60,8 @@ EFFORT = {  # rows of all tables, by label
     "date": "{date}",
 }
 
+HARDWARE = "{cpu}, {cores} cores, {threads} threads; Python {python}, torch {torch}."
+
 
 def publish(folders: Sequence[Path], destination: Path) -> None:
     """Copy trainings that ship together, with histories and summaries, and write their `MODEL_CARD.md`. Raises
@@ -132,10 +134,10 @@ def models_figures(folder: Path) -> dict[str, str]:
         history = list(csv.DictReader((folder / f"history_{role}.csv").read_text(encoding="utf-8").splitlines()))
         summary["monitor"] = float(history[-1]["heldout_nats_per_token"])
     target, sources = models["target"], corpus["sources"]
-    machines = {role: hardware_line(summary) for role, summary in models.items()}
+    machines = {role: HARDWARE.format_map(summary["hardware"]) for role, summary in models.items()}
     against_loops = ""
     if again := read_json(folder / "summary_unlikelihood.json"):  # the target was trained again, against its loops
-        machines["unlikelihood"] = hardware_line(again)
+        machines["unlikelihood"] = HARDWARE.format_map(again["hardware"])
         words = again | again["recipe"] | again["recipe"]["unlikelihood"]
         words["listing"] = listing(chosen(again, "unlikelihood", "data", "optimizer", source=False))
         against_loops = AGAINST_LOOPS.format_map(words)
@@ -217,7 +219,7 @@ def heads_figures(summaries: Mapping[str, Summary]) -> dict[str, str]:
         reference=f"{first['heldout']['heldout/target.top1']:.3f}",
         commands="\n".join(f"- `python -m specdec.train {choice}`" for choice in choices),
         recipe=listing(recipes),
-        hardware="\n".join(sorted(set(map(hardware_line, summaries.values())))),
+        hardware="\n".join(sorted({HARDWARE.format_map(s["hardware"]) for s in summaries.values()})),
         corpus_sha256=f"`{text_sha256(first)}`",
     )
 
@@ -240,7 +242,7 @@ def parallel_figures(summary: Summary) -> dict[str, str]:
         length=str(recipe["data"]["sequence_length"]),
         command=f"`python -m specdec.train +parallel={recipe['parallel']['name']}`",
         recipe=listing(chosen(summary, "parallel", "data", "optimizer", source=False)),
-        hardware=hardware_line(summary),
+        hardware=HARDWARE.format_map(summary["hardware"]),
         corpus_sha256=f"`{summary['data']['corpus_sha256']}`",
     )
 
@@ -276,11 +278,6 @@ def chosen(summary: Summary, *keys: str, source: bool = True) -> dict[str, Any]:
     if not source:
         values["data"] = {key: value for key, value in values["data"].items() if key != "source"}
     return values
-
-
-def hardware_line(summary: Summary) -> str:
-    """Describe the hardware of a training in one line."""
-    return "{cpu}, {cores} cores, {threads} threads; Python {python}, torch {torch}.".format(**summary["hardware"])
 
 
 if __name__ == "__main__":

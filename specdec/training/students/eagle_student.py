@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.errors import UsageError
 from specdec.published.network_files import TRAINED_EAGLE
-from specdec.targets.base import Target
 from specdec.text.document_store import batched
 from specdec.training.data.sequences import Batch
 from specdec.training.recipes import EagleLossConfig, EagleTrainConfig
@@ -133,12 +132,11 @@ class EagleStudent(StateStudent):
             self.losses = ("train/cross_entropy", "train/regression")
         return EagleLosses(self.network, self.config.loss)
 
-    @staticmethod
-    def offsets(config: EagleTrainConfig, target: Target) -> tuple[int, ...]:
+    def offsets(self) -> tuple[int, ...]:
         try:
-            return config.eagle.offsets(target.hidden.layers)
+            return self.config.eagle.offsets(self.target.hidden.layers)
         except ValueError as error:
-            raise UsageError(f"Bad value eagle.boundaries={config.eagle.boundaries}: {error}.") from None
+            raise UsageError(f"Bad value eagle.boundaries={self.config.eagle.boundaries}: {error}.") from None
 
     def scales(self, batch: Batch, step: int) -> list[float]:
         loss = self.config.loss

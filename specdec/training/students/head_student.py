@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from specdec.errors import UsageError
 from specdec.heads.network import Heads
 from specdec.published.network_files import TRAINED_HEADS
-from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.training.data.sequences import Batch
 from specdec.training.recipes import HeadLossConfig, HeadTrainConfig, LoraConfig
@@ -125,8 +124,7 @@ class HeadLosses(nn.Module):
         for k, features in enumerate(self.heads.features(states, tokens), start=1):
             where = positions(tokens, scored, k)
             chosen, output = where.select(features), self.heads.output_layer(k)
-            loss = ChunkedCrossEntropy.apply(chosen, output, where, laws, self.loss.teacher)
-            total = total + scales[k] * loss
+            total = total + scales[k] * ChunkedCrossEntropy.apply(chosen, output, where, laws, self.loss.teacher)
         return total, own
 
 
@@ -178,9 +176,8 @@ class HeadStudent(StateStudent):
         kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
         return [kind(groups, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay, fused=True)]
 
-    @staticmethod
-    def offsets(config: HeadTrainConfig, target: Target) -> tuple[int, ...]:
-        return (config.heads.offset_of(target.hidden.layers),)
+    def offsets(self) -> tuple[int, ...]:
+        return (self.config.heads.offset_of(self.target.hidden.layers),)
 
     def scales(self, batch: Batch, step: int) -> list[float]:
         loss = self.config.loss

@@ -72,7 +72,7 @@ class StateStudent(SequenceStudent):
                 f"micro_batch={config.micro_batch}: make the first a multiple of the second times the processes."
             )
         teacher = self.config.loss.teacher > 0
-        self.source = StateSource(target, self.offsets(config, target), sequences, config.data.states, teacher)
+        self.source = StateSource(target, self.offsets(), sequences, config.data.states, teacher)
         self._reference: dict[str, float] | None = None
         self.optimizer = self.config.optimizer
         with torch.random.fork_rng():
@@ -182,9 +182,8 @@ class StateStudent(SequenceStudent):
         """Return the optimizers of the module's weights."""
         return build_optimizers(self.module, self.config.optimizer)
 
-    @staticmethod
     @abstractmethod
-    def offsets(config: Any, target: Target) -> tuple[int, ...]:
+    def offsets(self) -> tuple[int, ...]:
         """Return the layers of the target whose states are read, counted down from the last."""
 
     @abstractmethod
@@ -245,7 +244,7 @@ class StateStudent(SequenceStudent):
         accuracy, own = HeadAccuracy(self.units, self.unit), TargetScore()
         for part in parts:
             tokens, scored = part.on(target.device)
-            states, logits = target.hidden.sequence(tokens, *self.offsets(self.config, target))
+            states, logits = target.hidden.sequence(tokens, *self.offsets())
             self.count(accuracy, network, states.clone(), tokens, scored)
             own.add(logits, tokens, scored)
         return accuracy.metrics() | own.metrics()
