@@ -20,7 +20,7 @@ from scipy.special import xlog1py, xlogy
 from specdec.theory.capped_geometric import product_identity, tokens_per_round_slope
 
 from ..intervals import LEVEL, Interval
-from ..rounds import GENERATION, in_order, prompt_sums
+from ..rounds import in_order, numbered, prompt_sums
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,8 @@ def followers(rounds: pd.DataFrame) -> pd.DataFrame:
     """Return the rounds that follow another of their generation; `after_full`: that one accepted all it offered."""
     ordered = in_order(rounds)
     full = (ordered["offered"] > 0) & (ordered["accepted"] == ordered["offered"])
-    generation = [ordered[key] for key in GENERATION]
-    after_full = full.groupby(generation).shift(1, fill_value=False)
-    return ordered.assign(after_full=after_full)[ordered.groupby(GENERATION).cumcount() > 0]
+    by_generation = full.groupby(numbered(ordered))
+    return ordered.assign(after_full=by_generation.shift(1, fill_value=False))[by_generation.cumcount() > 0]
 
 
 def compare_models(rounds: pd.DataFrame, ordered: bool = True) -> pd.DataFrame:

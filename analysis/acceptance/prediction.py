@@ -129,7 +129,11 @@ def predict(
             tau = tokens / (weights @ of_gamma.rounds)
             rates = {name: [tokens[: len(one[name, gamma])] / one[name, gamma] for one in expected] for name in fitted}
             if replay is not None and "replay" not in left_out:
-                rates["replay"] = [_replayed(replay, gamma, prompts, weights)]
+                sums = replay[replay["gamma"] == gamma].groupby("prompt")[["tokens", "rounds"]].sum().reindex(prompts)
+                if sums.isna().to_numpy().any():
+                    raise ValueError(f"the replay at gamma {gamma} lacks prompts that the rounds table has")
+                totals = weights @ sums.to_numpy(dtype=float)
+                rates["replay"] = [totals[:, 0] / totals[:, 1]]
             for name, by_split in rates.items():
                 predicted = by_split[0] + np.mean([one[0] for one in by_split]) - by_split[0][0]
                 predicted = np.clip(predicted, possible.low, possible.high)  # replicates beyond, moved by the mean
@@ -148,14 +152,10 @@ def predict(
     if table[~read].empty:
         raise Undetermined("no model is determined by half of the prompts; decode more of them")
     models, read_off = _summary(table[~read]), _summary(table[read])
-    luck = max(_apart(written[largest], side) for side in sides)
+    split = np.stack([sides == 0, sides == 1])  # [2, splits, P]
+    own = split @ written[largest].tokens / (split @ written[largest].rounds)  # tokens per round of each half
+    luck = float((own.max(axis=0) / own.min(axis=0) - 1).max())
     return HeldOutPrediction(table, models, read_off, left_out, largest, len(prompts), refits, len(sides), luck)
-
-
-def _apart(texts: Taken, side: np.ndarray) -> float:
-    """Return by how much the tokens per round of two halves differ, as a share of the lower."""
-    low, high = sorted(texts.tokens[side == half].sum() / texts.rounds[side == half].sum() for half in (0, 1))
-    return float(high / low - 1)
 
 
 def _sides(tokens: np.ndarray, seed: int) -> np.ndarray:
@@ -171,15 +171,6 @@ def _sides(tokens: np.ndarray, seed: int) -> np.ndarray:
     sides = np.empty((splits, count), dtype=int)
     sides[:, np.argsort(tokens, kind="stable")] = in_order
     return sides
-
-
-def _replayed(replay: pd.DataFrame, gamma: int, prompts: list[str], weights: np.ndarray) -> np.ndarray:
-    """Return tokens per round of the replay, [1 + B]."""
-    sums = replay[replay["gamma"] == gamma].groupby("prompt")[["tokens", "rounds"]].sum().reindex(prompts)
-    if sums.isna().to_numpy().any():
-        raise ValueError(f"the replay at gamma {gamma} lacks prompts that the rounds table has")
-    totals = weights @ sums.to_numpy(dtype=float)
-    return totals[:, 0] / totals[:, 1]
 
 
 def _shared(arms: Arms) -> Arms:
@@ -320,6 +311,6 @@ def _summary(table: pd.DataFrame) -> pd.DataFrame:
         mean, bias = part["error"].abs().mean(), part["error"].mean()
         lines.append((name, mean, bias, worst["error"], int(worst["gamma"]), int(outside.sum())))
     columns = ["model", "mean_error", "bias", "worst_error", "worst_gamma", "significant"]
-    models = pd.DataFrame(lines, columns=columns).sort_values("mean_error", kind="stable", ignore_index=True)
-    chosen = next((name for name in CHOICE if name in set(models["model"])), None)
-    return models.sort_values("model", key=lambda names: names != chosen, kind="stable", ignore_index=True)
+    chosen = next((name for name in CHOICE if name in set(table["model"])), None)
+    lines.sort(key=lambda line: (line[0] != chosen, line[1]))
+    return pd.DataFrame(lines, columns=columns)

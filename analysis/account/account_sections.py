@@ -49,17 +49,15 @@ def factor_table(account: Account, simulated: bool = False) -> pd.DataFrame:
 
 def time_table(account: Account) -> pd.DataFrame:
     """Return the parts of a round (verify, draft and the rest) in t(1) and in milliseconds, with their shares."""
-    total = sum(account.time.values())
-    terms = {"verify": "v", "draft": "g", "rest": "o", "round": "v + g + o"}
-    over = [*(account.intervals[term] for term in "vgo"), Interval(total)]
-    table = pd.DataFrame({"part": list(terms), "term": list(terms.values()), "over t(1)": over})
+    over = [*(account.intervals[term] for term in "vgo"), Interval(sum(account.time.values()))]
+    names = {"part": ["verify", "draft", "rest", "round"], "term": ["v", "g", "o", "v + g + o"]}
     times = np.array([each.estimate for each in over])
-    return table.assign(ms=1e3 * times * account.t1_s, share=times / total)
+    return pd.DataFrame({**names, "over t(1)": over, "ms": 1e3 * times * account.t1_s, "share": times / times[-1]})
 
 
 def group_table(groups: Sequence[Account], by: str) -> pd.DataFrame:
     """Return a line per group: prompts, alpha, factors, speedup with its interval, and which of `causes` costs most."""
-    lines = [
+    return pd.DataFrame(
         {
             by: group.group,
             "prompts": group.prompts,
@@ -69,8 +67,7 @@ def group_table(groups: Sequence[Account], by: str) -> pd.DataFrame:
             "costs most": losses(group)[0] or "none",
         }
         for group in groups
-    ]
-    return pd.DataFrame(lines)
+    )
 
 
 def without_alpha(groups: Sequence[Account], by: str) -> tuple[str, ...]:
@@ -186,10 +183,9 @@ def waterfall(account: Account, *, title: str, simulated: bool = False) -> Figur
             start = end
     axes.axvline(1, color=style.BLACK, linewidth=1.6, linestyle=":", zorder=0.9)
     axes.annotate("breaks even", (1, 1), xycoords=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=10)
-    axes.set_yticks(range(len(rows)), rows)
+    pictures.named_rows(axes, rows)
     axes.tick_params(axis="y", length=0, labelsize=10.5)
     axes.set_ylim(len(rows) - 0.45, -0.55)
-    axes.grid(axis="y", visible=False)
     low, high = min(limits), max(limits)
     margin = max((high / low) ** 0.06, 1.02)  # some width even if all is 1
     digits = next(digits for span, digits in _TICKS if high / low <= span)

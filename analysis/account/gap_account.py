@@ -205,10 +205,9 @@ def account_table(
     parts = {}
     if baseline_sums is not None:
         parts["baseline"] = baseline_sums.filter(["tokens", "round_s", "lost_s"]).add_prefix("baseline_")
-    if replay is not None and len(replay):
-        parts["replay"] = replay.groupby("prompt")[["tokens", "rounds"]].sum().add_prefix("replay_")
-    if experts is not None and len(experts):
-        parts["experts"] = experts.groupby("prompt")[["calls", "reads"]].sum().add_prefix("experts_")
+    for name, given, columns in ("replay", replay, ["tokens", "rounds"]), ("experts", experts, ["calls", "reads"]):
+        if given is not None and len(given):
+            parts[name] = given.groupby("prompt")[columns].sum().add_prefix(f"{name}_")
     if alpha_sums is not None:
         totals = alpha_sums.groupby("prompt")[["numerator", "denominator"]].sum().add_prefix("alpha_")
         table = table.join(totals).fillna(0.0)  # a prompt without a proposal has no positions to sum over

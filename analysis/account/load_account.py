@@ -377,8 +377,9 @@ def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculati
     if curve is not curve.measured:
         heading += f" with prompts of {curve.prompt:,.0f} tokens"
         text.append(_unmeasured(curve))
-    lengths = load_forecast.by_length(curve, at)
-    text.append(_schedule(curve, at, lengths["gain"]))
+    # Every draft length on the server with the drafter loaded; 0 drafts nothing.
+    by_length = [forecast_once(curve, at, Unknowns(), length) for length in range(at.gamma + 1)]
+    text.append(_schedule(curve, at, np.stack([each["gain"] for each in by_length])))
     compared = made.merge(table, on="in_flight", how="left", suffixes=("", "_measured"))
     shown = {"in flight": made["in_flight"].astype(int), "running": made["running"].map("{:.0f}".format)}
     names = {"throughput": "tokens/s", "ttft_ms": "first token, ms", "step_ms": "step, ms"}
@@ -391,9 +392,8 @@ def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculati
     shown["per token, ms"] = made["token_ms"].map("{:.3g}".format)
     shown["gain"] = printed(made, "gain", ".2f")
     tables = [("Forecast by load, 95%", pd.DataFrame(shown))]
-    by_lengths = (("throughput", "Tokens/s"), ("ttft_ms", "First token, ms,"), ("token_ms", "Time per token, ms,"))
-    for name, words in by_lengths:
-        columns = {f"K = {length}": list(map(_digits, row)) for length, row in enumerate(lengths[name])}
+    for name, words in ("throughput", "Tokens/s"), ("ttft_ms", "First token, ms,"), ("token_ms", "Time per token, ms,"):
+        columns = {f"K = {length}": list(map(_digits, each[name])) for length, each in enumerate(by_length)}
         title = f"{words} by draft length (K = 0: the drafter is loaded, nothing is drafted)"
         tables.append((title, pd.DataFrame({"in flight": shown["in flight"], **columns})))
     return Section(heading, tuple(text), tuple(tables))

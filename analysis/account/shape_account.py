@@ -1,7 +1,6 @@
 """Live runs of chain, rows and tree side by side: what each accepts, and which part of a round takes it away."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -27,25 +26,15 @@ _PARTS = {  # of a round: what each is, its colour and its hatch
 _RANGES = {"tokens": Range(low=1.0), "gain": RELATIVE, "net": RELATIVE}
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """Runs of several shapes, the chain first, over the prompts that all have done."""
-
-    runs: tuple[Run, ...]
-    names: tuple[str, ...]  # of the shapes, with their size
-    # of each shape: `tokens` per call, `nodes` per round, the `round` and its parts (`verify`, `draft`, `rest`) in
-    # plain steps of the same run, `speedup`; and its tokens per call (`gain`) and speedup (`net`) over the chain's,
-    # less 1
-    values: tuple[dict[str, Interval], ...]
-    prompts: int
-
-    def column(self, name: str) -> np.ndarray:
-        """Return the estimates of a value, [shapes]."""
-        return np.array([values[name].estimate for values in self.values])
+Shapes = dict[str, dict[str, Interval]]  # the values of each shape, by its name with its size, the chain first
 
 
-def compare_shapes(runs: Sequence[Run]) -> Shapes:
-    """Return the values of every shape. UsageError unless there is a chain, another shape, and a shared prompt."""
+def compare_shapes(runs: Sequence[Run]) -> tuple[list[Run], Shapes]:
+    """Return the runs, the chain first, and of each shape over the prompts that all have done: `tokens` per call,
+    `nodes` per round, the `round` and its parts (`verify`, `draft`, `rest`) in plain steps of the same run, `speedup`;
+    and its tokens per call (`gain`) and speedup (`net`) over the chain's, less 1. UsageError unless there is a chain,
+    another shape, and a shared prompt.
+    """
     ordered = sorted(runs, key=lambda run: run.params.get("structure.name") != CHAIN)
     kinds = [run.params.get("structure.name", "unknown") for run in ordered]
     if len(set(kinds)) < len(kinds) or kinds[:1] != [CHAIN] or len(kinds) < 2:
@@ -63,8 +52,8 @@ def compare_shapes(runs: Sequence[Run]) -> Shapes:
     common = sorted(set.intersection(*(set(pair.index) for pair in pairs)))
     if not common:
         raise UsageError(f"The runs of {', '.join(kinds)} have no prompt in common: `{COMMAND}` makes them anew.")
-    values = tuple(bootstrap(pair.loc[common], _values, ordered[0].replicates, ranges=_RANGES) for pair in pairs)
-    return Shapes(tuple(ordered), tuple(_name(run) for run in ordered), values, len(common))
+    values = (bootstrap(pair.loc[common], _values, ordered[0].replicates, ranges=_RANGES) for pair in pairs)
+    return ordered, dict(zip(map(_name, ordered), values, strict=True))
 
 
 def _values(sums: Columns) -> dict[str, np.ndarray]:
@@ -98,8 +87,9 @@ def shape_section(runs: Sequence[Run]) -> Section:
     """Say what each shape accepts beyond the chain and what takes it away, with the accounts side by side.
     UsageError as of `compare_shapes` and `account_sums`.
     """
-    shapes = compare_shapes(runs)
-    answer = " ".join(_sentence(shapes, place) for place in range(1, len(shapes.runs)))
+    ordered, shapes = compare_shapes(runs)
+    chain, *others = shapes
+    answer = " ".join(_sentence(chain, shapes[chain], name, shapes[name]) for name in others)
     rounds = [
         {
             "shape": name,
@@ -108,9 +98,9 @@ def shape_section(runs: Sequence[Run]) -> Section:
             **{part: f"{values[part].estimate:.3f}" for part in (*_PARTS, "round")},
             "speedup": f"{values['speedup']:.2f}",
         }
-        for name, values in zip(shapes.names, shapes.values, strict=True)
+        for name, values in shapes.items()
     ]
-    accounts = {name: account_sums(run).account() for name, run in zip(shapes.names, shapes.runs, strict=True)}
+    accounts = {name: account_sums(run).account() for name, run in zip(shapes, ordered, strict=True)}
     # A shape may lack a factor, but the speedup stands last.
     factors = [*dict.fromkeys(name for account in accounts.values() for name in account.factors), "speedup"]
     columns = {
@@ -118,30 +108,29 @@ def shape_section(runs: Sequence[Run]) -> Section:
         for shape, account in accounts.items()
     }
     by_factor = pd.DataFrame({"factor": factors, **columns})
+    prompts = shapes[chain]["tokens"].prompts
     setting = (
-        f"{shapes.prompts:,} prompts; differences are paired, intervals are 95% prompt-bootstrap intervals. Times of a "
-        "round are in plain steps of the same run."
+        f"{prompts:,} prompts; differences are paired, intervals are 95% prompt-bootstrap intervals. Times of a round "
+        "are in plain steps of the same run."
     )
     tables = (
         ("A round of each, in plain steps, and what it yields", pd.DataFrame(rounds)),
         ("Factors from the capped geometric to the wall clock; their product is the speedup", by_factor),
     )
-    figures = (("chain_rows_tree", figure(shapes)),)
+    figures = (("chain_rows_tree", figure(shapes, prompts, ordered[0].setting)),)
     return Section("Chain, rows and tree, decoded live", (answer, setting), tables, figures)
 
 
-def _sentence(shapes: Shapes, place: int) -> str:
+def _sentence(chain_name: str, chain: Mapping[str, Interval], name: str, values: Mapping[str, Interval]) -> str:
     """Say what a shape accepts beyond the chain, and which part of its rounds takes that away."""
-    values, chain = shapes.values[place], shapes.values[0]
     gain, net, chain_round = values["gain"], values["net"], chain["round"].estimate
     longer = {name: (values[name].estimate - chain[name].estimate) / chain_round for name in _PARTS}
     more = values["round"].estimate / chain_round - 1
     listed = ", ".join(f"{_PARTS[name][0]} {value:+z.1%}" for name, value in longer.items())
     largest = max(longer, key=longer.__getitem__)
-    name = shapes.names[place]
     subject = f"{name.capitalize()} yield" if name.startswith("rows") else f"The {name} yields"
     said = (
-        f"{subject} {gain:+.1%} tokens per call against the {shapes.names[0]}, in rounds that take {more:+.1%} time "
+        f"{subject} {gain:+.1%} tokens per call against the {chain_name}, in rounds that take {more:+.1%} time "
         f"({listed} of the chain's round): {net:+.1%} tokens per second"
     )
     if longer[largest] > 0 and gain.estimate > 0:
@@ -156,26 +145,26 @@ def _sentence(shapes: Shapes, place: int) -> str:
 
 
 @style.in_style
-def figure(shapes: Shapes) -> Figure:
+def figure(shapes: Shapes, prompts: int, setting: str) -> Figure:
     """Draw the time per token of each shape by part of the round, in plain steps: 1 is plain decoding."""
     drawn, axes = style.new_figure(
-        f"Where the time of a token goes\n{shapes.runs[0].setting}",
-        f"{shapes.prompts:,} prompts, decoded live. A round's parts over the tokens that it yields; left of 1 is "
-        "faster than plain decoding.",
+        f"Where the time of a token goes\n{setting}",
+        f"{prompts:,} prompts, decoded live. A round's parts over the tokens that it yields; left of 1 is faster than "
+        "plain decoding.",
         height=4.0,
     )
-    left, tokens_per_call = np.zeros(len(shapes.names)), shapes.column("tokens")
-    places = np.arange(len(shapes.names))[::-1]
+    estimates = pd.DataFrame(shapes).map(lambda value: value.estimate).astype(float)  # of each value (index) by shape
+    left, places = np.zeros(len(shapes)), np.arange(len(shapes))[::-1]
     for name, (label, colour, hatch) in _PARTS.items():
-        widths = shapes.column(name) / tokens_per_call
+        widths = (estimates.loc[name] / estimates.loc["tokens"]).to_numpy()
         axes.barh(places, widths, left=left, height=0.55, color=colour, hatch=hatch,
                   edgecolor=style.BLACK, linewidth=0.8, label=label)  # fmt: skip
         left += widths
-    for place, end, tokens, speedup in zip(places, left, tokens_per_call, shapes.column("speedup"), strict=True):
+    for place, end, tokens, speedup in zip(places, left, *estimates.loc[["tokens", "speedup"]].values, strict=True):
         axes.annotate(f"{tokens:.2f} tokens per call\nspeedup {speedup:.2f}", (end, place), xytext=(6, 0),
                       textcoords="offset points", va="center", fontsize=10)  # fmt: skip
     axes.axvline(1, color=style.GREY, linewidth=1.6, linestyle=(0, (1, 1.5)))
-    axes.set_yticks(places, list(shapes.names))
+    axes.set_yticks(places, list(shapes))
     axes.set(xlabel="time per token, in plain steps", xlim=(0, max(1.05, float(left.max()) * 1.45)))
     axes.grid(axis="y", visible=False)
     style.legend_above(axes, 2)

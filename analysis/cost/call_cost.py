@@ -57,6 +57,11 @@ class CallCost:
         computing = self.flop_seconds * call_flops(self.products, padded_rows(rows, self.tile), context)
         return self.overhead(context) + join(self.reading(rows, context), computing)
 
+    def errors(self, table: pd.DataFrame) -> np.ndarray:
+        """Return the relative errors |predicted / measured - 1| at the lines of a `call_table`."""
+        predicted = self.seconds(table["rows"].to_numpy(), table["context"].to_numpy())
+        return np.abs(predicted / table["seconds"].to_numpy() - 1)
+
     def ridge(self, context: int) -> float | None:
         """Return the n from which arithmetic takes longer than reading, in a mixture than reading all of its experts:
         there verification stops being memory-bound. None where the data show no cost of arithmetic.
@@ -160,12 +165,8 @@ def held_out(
     values = table[column].unique()
     if len(values) < (4 if column == "rows" else 3):
         return None
-    errors: list[float] = []
-    for value in values:
-        left = table[table[column] == value]
-        model = fit(table[table[column] != value])
-        predicted = model.seconds(left["rows"].to_numpy(), left["context"].to_numpy())
-        errors += list(np.abs(predicted / left["seconds"].to_numpy() - 1))
+    own = [table[column] == value for value in values]
+    errors = np.concatenate([fit(table[~left_out]).errors(table[left_out]) for left_out in own])
     return PredictionError(float(np.median(errors)), float(np.max(errors)), len(errors))
 
 

@@ -74,8 +74,7 @@ class CostReport:
     @property
     def holds(self) -> pd.Series:
         """True for each line of `table` where the fit is within `HOLDS` of the measured time."""
-        fitted = self.model.seconds(self.table["rows"].to_numpy(), self.table["context"].to_numpy())
-        return pd.Series(abs(fitted / self.table["seconds"].to_numpy() - 1) <= HOLDS, index=self.table.index)
+        return pd.Series(self.model.errors(self.table) <= HOLDS, index=self.table.index)
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -76,8 +76,7 @@ class PlainCurve:
         self.throughput = plain["throughput"].to_numpy(float)
         self.prefill = self.prompt / self.output  # tokens of prefill for each that is written
         upper = self.loads >= self.loads[-1] / 4
-        if upper.sum() < 2:
-            upper[-2:] = True
+        upper[-2:] = True  # a slope needs two
         self.slope = max(_slope(self.loads[upper], self.steps[upper]), 0.0)
         self.dearest = self.slope / (1 + self.prefill)
         # In a closed loop the first B requests come together. The p99 of first tokens is the share of that burst which
@@ -300,9 +299,3 @@ def off_load(table: pd.DataFrame, column: str = "gain") -> float:
     it gains at the largest, the smallest load where it never gains.
     """
     return max(float(table["in_flight"].iloc[0]), float(stops_paying(table["in_flight"], 1 + np.log(table[column]))))
-
-
-def by_length(curve: PlainCurve, at: Speculating) -> dict[str, np.ndarray]:
-    """Return `FORECAST` [gamma + 1, loads] for every draft length on the server with the drafter loaded, 0 for none."""
-    made = [forecast_once(curve, at, Unknowns(), gamma) for gamma in range(at.gamma + 1)]
-    return {name: np.stack([one[name] for one in made]) for name in FORECAST}

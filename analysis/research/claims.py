@@ -332,17 +332,14 @@ def _lenience(basis: ClaimEvidence) -> Iterator[Claim]:
         values = basis.values("2211.17192", "Appendix A.5", metric, temperature=temperature, drafter=drafter)
         return values.iloc[::-1]  # printed figures are sorted by their variant: "lenience l=0.1" comes first
 
-    small = basis.small
-    drafters = {small.replace("_", " "): small, "unigram": "unigram", "bigram": "bigram"}
-    verdicts, shown = [], []
-    for words, name in drafters.items():
+    small, verdicts, shown, theirs = basis.small, [], [], []
+    for name, published in ((small, "T5-small (77M)"), ("unigram", "unigram"), ("bigram", "bigram")):
         rises = [results.metric(run, f"lenience/rise.{name}.sampled.{lenience}") for lenience in LENIENCES[1:]]
         verdicts += [direction(value) for value in rises]
         ends = [results.metric(run, f"lenience/alpha.{name}.sampled.{lenience}") for lenience in LENIENCES]
         values = ", ".join(f"{value.estimate:.3f}" for value in ends)
-        shown.append(f"{words} {values}, in all {rises[-1]:+.3f}")
-    names = ("T5-small (77M)", "unigram", "bigram")
-    theirs = [", ".join(f"{value:.2f}" for value in printed("alpha", 1.0, name)) for name in names]
+        shown.append(f"{name.replace('_', ' ')} {values}, in all {rises[-1]:+.3f}")
+        theirs.append(", ".join(f"{value:.2f}" for value in printed("alpha", 1.0, published)))
     yield claim(
         "The more lenient the rule, the higher α: l = 1, 0.5, 0.3, 0.1",
         f"T5-small {theirs[0]}; unigram {theirs[1]}; bigram {theirs[2]} (Table 5, sampled)",

@@ -43,8 +43,7 @@ def load_figures(path: Path | str, benchmark: str, name: str, kind: str) -> Iter
 def load_results(path: Path | str = CLAIMS) -> dict[str, Measured]:
     """Return the entries on the papers' claims, each for one run, by its name. UsageError as of `load_figures`."""
     with load_figures(path, "test_paper_claims", "measurements", "measurements of claims") as entries:
-        runs = {entry["run"]: entry for entry in entries}
-    return runs
+        return {entry["run"]: entry for entry in entries}
 
 
 def rate(table: pd.DataFrame) -> Interval:

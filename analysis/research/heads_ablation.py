@@ -51,7 +51,7 @@ def load_ablation(path: Path | str = RESULT) -> list[Measured]:
     with load_figures(path, "test_heads_ablation", "ablations", "ablations of heads") as entries:
         for entry in entries:
             prompt_counts(entry)[["asked_1", "hits_1"]]
-    return entries
+        return entries
 
 
 def ablation_sections(path: Path | str = RESULT) -> tuple[Section, ...]:

@@ -8,6 +8,7 @@ from functools import partial
 from math import nan
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -165,7 +166,7 @@ def advice_section(decoded: Sequence[Measured]) -> Section:
         for gamma, values in line.get("advised", {}).items():
             if gamma not in line["arms"] or values[0] is None:
                 continue
-            foretold, measured = _interval(values), speedup(line, gamma)
+            foretold, measured = Interval(*np.array(values, dtype=float)), speedup(line, gamma)
             right += (foretold.estimate > 1) == (measured.estimate > 1)
             off.append(foretold.estimate / measured.estimate - 1)
             row = {"prompts": _where(line), "drafter": line["name"], "gamma": gamma, "foretold": f"{foretold:.2f}"}
@@ -313,11 +314,6 @@ def _time_taken(lines: Sequence[Measured], at_once: int = 1) -> tuple[str, ...]:
     return (f"The benchmark wrote down how long {of} took: {hours}.",)
 
 
-def _interval(values: Sequence[float | None]) -> Interval:
-    estimate, low, high = (nan if value is None else value for value in values)
-    return Interval(estimate, low, high)
-
-
 def _missing(title: str, part: str) -> Section:
     return Section(title, (f"Nothing of this part is measured yet: `{COMMAND} -k {part}` measures it, and goes on.",))
 
@@ -359,7 +355,7 @@ def _curves(along: Sequence[Measured]) -> Figure:
     for place, line in enumerate(drawn):
         look, dashed = style.look(place), style.look(place)._replace(dash="--", marker="")
         read = line["tokens_per_round"]
-        bounds = [_interval((value, *ends)) for value, ends in zip(read, line["intervals"], strict=True)]
+        bounds = [Interval(*row) for row in np.column_stack([read, line["intervals"]]).astype(float)]
         errors = [error[0] for error in line["errors"][MODELS["textbook"]]]
         promised = [Interval(value * (1 + error)) for value, error in zip(read, errors, strict=True)]
         lines[SETS[line["set"]]] = (line["gammas"], bounds, look)

@@ -60,9 +60,10 @@ def test_what_rows_yield_is_eaten_by_verification(make_run):
 def test_a_gain_that_stays_and_a_slower_minute(make_run):
     # The tree's run found the machine half as fast, baseline included: in plain steps that is no difference.
     runs = [make_run("chain", 1, 0.010), make_run("tree", 3, 0.010, draft_s=0.004, slow=2.0)]
-    found, text = compare_shapes(runs), shape_section(runs).text[0]
+    (_, found), text = compare_shapes(runs), shape_section(runs).text[0]
     assert "The dynamic of 24 yields +100" in shape_section([runs[0], make_run("dynamic", 3, 0.01)]).text[0]
-    assert found.column("tokens").tolist() == [2, 4] and found.column("round") == pytest.approx([1.2, 1.5])
+    assert [values["tokens"].estimate for values in found.values()] == [2, 4]
+    assert [values["round"].estimate for values in found.values()] == pytest.approx([1.2, 1.5])
     assert text.startswith("The tree of 8 yields +100.0%")
     assert (
         "+60.0% (+60.0% to +60.0%) tokens per second; longer rounds eat 32% of what was gained, drafting most" in text
@@ -74,8 +75,9 @@ def test_a_difference_within_chance_is_called_that(make_run):
     text = shape_section([make_run("chain", 1, 0.010), make_run("rows", (3, 1), 0.016)]).text[0]
     assert text.endswith("within chance, longer rounds eat what was gained, verification most.")
     runs = [make_run("chain", 1, 0.01), make_run("rows", 2, 0.01), make_run("tree", 3, 0.01, prompts=2)]
-    found = compare_shapes(runs)  # only shared prompts count
-    assert found.prompts == 2 and found.names == ("chain of 4", "rows 2 x 4", "tree of 8")
+    _, found = compare_shapes(runs)
+    assert {values["gain"].prompts for values in found.values()} == {2}  # only shared prompts count
+    assert list(found) == ["chain of 4", "rows 2 x 4", "tree of 8"]
 
 
 def test_what_is_missing_is_said(make_run):
