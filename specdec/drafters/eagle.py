@@ -116,13 +116,13 @@ class Eagle(FeatureDrafter):
             return
         places = torch.arange(rows, device=tokens.device)
         past: KeysValues | None = None
-        pieces = [(begin, min(begin + _POSITIONS, rows)) for begin in range(first, rows, _POSITIONS)]
-        for begin, end in [(0, first), *pieces] if first > 0 else pieces:
-            read = tokens[begin + 1 : end + 1].unsqueeze(0)
-            states, asked = network.fuse(features[begin:end].unsqueeze(0)), begin >= first
-            carried, logits, past = network(read, states, places[begin:end], past, last=None if asked else 0)
-            if not asked:
-                continue
+        if first > 0:
+            read, states = tokens[1 : first + 1].unsqueeze(0), network.fuse(features[:first].unsqueeze(0))
+            past = network(read, states, places[:first], last=0)[2]
+        for begin in range(first, rows, _POSITIONS):
+            end = min(begin + _POSITIONS, rows)
+            read, states = tokens[begin + 1 : end + 1].unsqueeze(0), network.fuse(features[begin:end].unsqueeze(0))
+            carried, logits, past = network(read, states, places[begin:end], past)
             yield begin, 0, logits[0]
             size, drafted = end - begin, past
             own = torch.eye(size, dtype=torch.bool, device=tokens.device)

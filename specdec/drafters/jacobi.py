@@ -64,10 +64,9 @@ class Jacobi(Drafter):
 
     def observe(self, draft: Draft, logits: Tensor) -> None:
         """See `Drafter.observe`. Of another drafter's draft, which may branch, the path of first children counts."""
-        path, node = [0], -1
-        while children := draft.tree.children[node + 1]:
-            node = children[0]
-            path.append(node + 1)
+        path = [0]
+        while children := draft.tree.children[path[-1]]:
+            path.append(children[0] + 1)
         seen = logits if len(path) == len(logits) else logits[path]
         # Guesses beyond the draft, which another structure or drafter may have cut, stay for later.
         self._guesses = torch.cat([seen.argmax(-1), self._guesses[len(path) :]])

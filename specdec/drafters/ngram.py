@@ -34,11 +34,9 @@ class NgramConfig(Named):
     occurrence: Literal["common", "leftmost"]
 
     def __post_init__(self) -> None:
-        if self.order_min > self.order_max:
-            raise UsageError(
-                f"Bad value drafter.order_min={self.order_min}: it should be at most "
-                f"drafter.order_max={self.order_max}."
-            )
+        least, most = self.order_min, self.order_max
+        if least > most:
+            raise UsageError(f"Bad value drafter.order_min={least}: it should be at most drafter.order_max={most}.")
 
 
 @drafters.register("ngram")

@@ -34,11 +34,9 @@ class RetrievalConfig(Named):
     cache_dir: NonEmpty | None
 
     def __post_init__(self) -> None:
-        if self.match_min > self.match_max:
-            raise UsageError(
-                f"Bad value drafter.match_min={self.match_min}: it should be at most "
-                f"drafter.match_max={self.match_max}."
-            )
+        least, most = self.match_min, self.match_max
+        if least > most:
+            raise UsageError(f"Bad value drafter.match_min={least}: it should be at most drafter.match_max={most}.")
         if self.model is not None and self.corpus is not None:
             raise UsageError(
                 f"Bad value drafter.corpus={self.corpus}: a datastore is built from it, and drafter.model={self.model} "

@@ -51,25 +51,20 @@ class Chunk:
     def __reduce__(self) -> tuple[Any, ...]:
         return Chunk, (np.asarray(self.tokens), np.asarray(self.suffixes))
 
-    def lower(self, pattern: list[int]) -> tuple[int, int, bool]:
-        """Return where the suffixes with `pattern` in front begin, a bound of their end, and whether there are any."""
+    def lower(self, pattern: list[int]) -> tuple[int, int]:
+        """Return where suffixes with `pattern` in front begin, and a bound of their end, or equal numbers."""
         tokens, size, token = self.tokens, len(pattern), pattern[0]
         if token not in self._begins:
             low = bisect_left(self.suffixes, token, key=tokens.__getitem__)
             self._begins[token] = low, bisect_right(self.suffixes, token, low, key=tokens.__getitem__)
         low, high = self._begins[token]
         low = bisect_left(self.suffixes, pattern, low, high, key=lambda place: tokens[place : place + size].tolist())
-        if low == high:
-            return low, high, False
-        place = self.suffixes[low]
-        return low, high, tokens[place : place + size].tolist() == pattern
+        found = low < high and tokens[self.suffixes[low] :][:size].tolist() == pattern
+        return low, high if found else low
 
     def matches(self, pattern: list[int]) -> tuple[int, int]:
         """Return the range of the suffixes that begin with `pattern`."""
-        low, high, found = self.lower(pattern)
-        if not found:
-            return low, low
-        tokens, size = self.tokens, len(pattern)
+        (low, high), tokens, size = self.lower(pattern), self.tokens, len(pattern)
         return low, bisect_right(
             self.suffixes, pattern, low, high, key=lambda place: tokens[place : place + size].tolist()
         )
@@ -105,15 +100,10 @@ class Datastore:
         that occurs. Of more than `limit` hits, as many are taken at equal distances in the order of the suffixes. Hits
         that go on alike stand together there, so that a continuation is taken as often as its share of the hits says.
         """
-        length, longest = least, len(context)
-        if length > longest or not self._occurs(context[-length:]):
+        if least > len(context) or not self._occurs(context[-least:]):
             return []
-        while length < longest:  # by halves: where a suffix does not occur, no longer one does
-            middle = (length + longest + 1) // 2
-            if self._occurs(context[-middle:]):
-                length = middle
-            else:
-                longest = middle - 1
+        longer = range(least + 1, len(context) + 1)  # by halves: where a suffix does not occur, no longer one does
+        length = least + bisect_left(longer, True, key=lambda size: not self._occurs(context[-size:]))
         pattern = list(context[-length:])
         ranges = [(chunk, *chunk.matches(pattern)) for chunk in self.chunks]
         ends = list(accumulate(stop - start for _, start, stop in ranges))
@@ -132,8 +122,8 @@ class Datastore:
         return rows
 
     def _occurs(self, pattern: Sequence[int]) -> bool:
-        wanted = list(pattern)
-        return any(chunk.lower(wanted)[2] for chunk in self.chunks)
+        ranges = (chunk.lower(list(pattern)) for chunk in self.chunks)
+        return any(low < bound for low, bound in ranges)
 
 
 def suffix_order(tokens: np.ndarray) -> np.ndarray:

@@ -44,30 +44,22 @@ class CheckpointFiles:
             try:
                 with safe_open(path, framework="pt") as file:
                     for own in file.keys():
-                        if own in self._places:
-                            raise ModelLoadError(
-                                f"{self} has the tensor {own} in {self._places[own].name} and in {path.name}: keep one."
-                            )
+                        first = self._places.setdefault(own, path)
+                        twice = f"has the tensor {own} in {first.name} and in {path.name}: keep one."
+                        self.refuse_if(first != path, twice)
                         self.tensors[own] = tuple(file.get_slice(own).get_shape())
-                        self._places[own] = path
             except (SafetensorError, OSError) as error:
                 raise ModelLoadError(
                     f"{self} has a damaged file {path.name}: {_one_line(error)}; fetch it again."
                 ) from None
         there = {place.name for place in folder.glob("*.safetensors")}  # a place is a name, never a path
         for path in sorted(folder.glob("*.safetensors.index.json")):
-            places = self._read_json(path).get("weight_map")
-            if not isinstance(places, dict):
-                raise ModelLoadError(f"{self} has a {path.name} without a weight_map.")
-            absent = sorted({str(place) for place in places.values()} - there)
-            if absent:
-                raise ModelLoadError(
-                    f"{self} lacks {listed(f'{each:.80}' for each in absent)}, which {path.name} names: get the whole "
-                    "checkpoint."
-                )
+            places: Any = self._read_json(path).get("weight_map")
+            self.refuse_if(not isinstance(places, dict), f"has a {path.name} without a weight_map.")
+            absent = [f"{each:.80}" for each in sorted({str(place) for place in places.values()} - there)]
+            self.refuse_if(absent, f"lacks {listed(absent)}, which {path.name} names: get the whole checkpoint.")
             missing = sorted(own for own in places if own not in self.tensors)
-            if missing:
-                raise ModelLoadError(f"{self} lacks the tensors {listed(missing)}, which {path.name} names.")
+            self.refuse_if(missing, f"lacks the tensors {listed(missing)}, which {path.name} names.")
 
     def __str__(self) -> str:
         return f"Checkpoint {KEY}={self.name}"
@@ -135,8 +127,7 @@ class CheckpointFiles:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise ModelLoadError(f"{self} has a {path.name} that cannot be read: {_one_line(error)}.") from None
-        if not isinstance(values, dict):
-            raise ModelLoadError(f"{self} has a {path.name} that is not a JSON object.")
+        self.refuse_if(not isinstance(values, dict), f"has a {path.name} that is not a JSON object.")
         return values
 
 

@@ -56,8 +56,7 @@ def recognise(files: CheckpointFiles, drafter: str) -> tuple[str, CheckpointForm
             f"{files} holds pickled weights ({files.pickles[0]}), never opened here: {pickles_sentence(files)}."
         )
     matches = matching(files)
-    if len(matches) > 1:
-        raise ModelLoadError(f"{files} fits several formats ({listed(matches, 9)}): give a folder with one drafter.")
+    files.refuse_if(len(matches) > 1, f"fits several formats ({listed(matches, 9)}): give a folder with one drafter.")
     if not matches:
         there = f"the config keys {listed(sorted(files.config), 8)}" if files.config else "no config.json"
         there += f" and the tensors {listed(sorted(files.tensors), 4)}" if files.tensors else " and no tensors"
@@ -70,8 +69,7 @@ def recognise(files: CheckpointFiles, drafter: str) -> tuple[str, CheckpointForm
         )
     ((name, form),) = matches.items()
     files.refuse_if(form.refusal, f"is of the format {name}, which is not read: {form.refusal}.")
-    if drafter not in form.drafters:
-        raise ModelLoadError(f"{files} is of the format {name}: use +drafter={form.drafters[0]}.")
+    files.refuse_if(drafter not in form.drafters, f"is of the format {name}: use +drafter={form.drafters[0]}.")
     return name, form
 
 
@@ -88,15 +86,11 @@ def demand_exactly(files: CheckpointFiles, expected: Shapes, optional: Shapes | 
     known = {**(optional or {}), **expected}
     missing = [name for name in expected if name not in files.tensors]
     extra = sorted(files.tensors.keys() - known.keys())
-    faults = []
-    if missing:
-        faults.append(f"lacks {listed(missing)}")
-    if extra:
-        faults.append(f"has {listed(extra)} too many")
-    for name, shape in known.items():
-        if name in files.tensors and files.tensors[name] != shape:
-            faults.append(f"has {name} of shape {list(files.tensors[name])} in place of {list(shape)}")
-            break
+    faults = [f"lacks {listed(missing)}"] if missing else []
+    faults += [f"has {listed(extra)} too many"] if extra else []
+    wrong = next((name for name, shape in known.items() if files.tensors.get(name, shape) != shape), None)
+    if wrong is not None:
+        faults.append(f"has {wrong} of shape {list(files.tensors[wrong])} in place of {list(known[wrong])}")
     files.refuse_if(faults, f"{' and '.join(faults)}: get the checkpoint as it was published.")
 
 

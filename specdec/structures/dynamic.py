@@ -60,9 +60,8 @@ class Dynamic(Structure):
         for size in self._drafted:
             width = 1 + min(size - 1, spare)
             spare -= width - 1
-            level = range(len(parents), len(parents) + width)
             parents += [above[place // self._beam.branching] for place in range(width)]
-            above = list(level)
+            above = list(range(len(parents) - width, len(parents)))
         return shared_tree(tuple(parents))
 
     def resized(self, gamma: int) -> "Dynamic":

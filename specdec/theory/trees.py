@@ -73,19 +73,11 @@ def tree_by_heap(accuracy: Accuracy, nodes: int, depth: int | None = None) -> Ra
     """Take the `nodes` largest f(v), each after its parent and its earlier siblings; O(N log N). This is the best tree
     where no vector of accuracy increases with rank; elsewhere it need not be.
     """
-    parents, ranks, worth = _largest(_limited(accuracy, nodes, depth), nodes)
-    # Nodes are renumbered in level order; siblings already stand in the order of their ranks.
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(parents):
-        children.setdefault(parent, []).append(node)
-    order: list[int] = []
-    level = children.get(-1, [])
-    while level:
-        order += level
-        level = [child for node in level for child in children.get(node, ())]
-    place = {-1: -1} | {node: new for new, node in enumerate(order)}
-    above = tuple(place[parents[node]] for node in order)
-    return RankedTree(above, tuple(ranks[node] for node in order), fsum([1.0, *worth]))
+    paths, worth = _largest(_limited(accuracy, nodes, depth), nodes)
+    order = sorted(paths, key=lambda path: (len(path), path))  # by depth, then by parent, then by rank
+    place = {(): -1} | {path: node for node, path in enumerate(order)}
+    parents = tuple(place[path[:-1]] for path in order)
+    return RankedTree(parents, tuple(path[-1] for path in order), fsum([1.0, *worth]))
 
 
 def tree_by_program(accuracy: Accuracy, nodes: int, depth: int | None = None) -> RankedTree:
@@ -116,7 +108,7 @@ def tokens_by_nodes(accuracy: Accuracy, nodes: int, depth: int | None = None) ->
     if not _falls_with_rank(vectors):
         return _tables(vectors, nodes)[0].worth[1:]
     gains = np.zeros(nodes + 1)
-    worth = _largest(vectors, nodes)[2]
+    _, worth = _largest(vectors, nodes)
     gains[1 : len(worth) + 1] = worth
     return 1 + np.cumsum(gains)
 
@@ -164,10 +156,9 @@ def _falls_with_rank(vectors: Sequence[FloatArray]) -> bool:
     return all(bool(np.all(np.diff(vector) <= 0)) for vector in vectors)
 
 
-def _largest(vectors: Sequence[FloatArray], nodes: int) -> tuple[list[int], list[int], list[float]]:
-    """Return parents, ranks and worths of the nodes with the largest worth above 0, largest first."""
-    parents: list[int] = []
-    ranks: list[int] = []
+def _largest(vectors: Sequence[FloatArray], nodes: int) -> tuple[list[tuple[int, ...]], list[float]]:
+    """Return the ranks on the path to each of the nodes with the largest worth above 0, and worths, largest first."""
+    paths = list[tuple[int, ...]]()
     worth: list[float] = []
     heap: list[tuple[float, int, int, int]] = []  # (-worth, depth, parent, rank): the shallower of equals first
 
@@ -177,14 +168,13 @@ def _largest(vectors: Sequence[FloatArray], nodes: int) -> tuple[list[int], list
             heappush(heap, (-value, depth, parent, rank))
 
     offer(1, -1, 0)
-    while heap and len(parents) < nodes:
+    while heap and len(paths) < nodes:
         negative, depth, parent, rank = heappop(heap)
-        parents.append(parent)
-        ranks.append(rank)
+        paths.append((*(paths[parent] if depth > 1 else ()), rank))
         worth.append(-negative)
-        offer(depth + 1, len(parents) - 1, 0)
+        offer(depth + 1, len(paths) - 1, 0)
         offer(depth, parent, rank + 1)
-    return parents, ranks, worth
+    return paths, worth
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from specdec.records import Acceptance, Draft
+from specdec.records import Acceptance, Draft, Tree
 from specdec.sampling import one_hot, residual, sample
 from specdec.structures.base import EVERY_STRUCTURE
 from specdec.verifiers.base import Verifier, VerifierCapabilities, chain_acceptance, correction, verifiers
@@ -80,7 +80,7 @@ def descend(draft: Draft, p: Tensor, generator: torch.Generator | None, rule: Sp
     each with its share of what is left of p, is the same as drawing the next token from p and following the child with
     that token. Otherwise `rule` decides.
     """
-    widths, table = _tests(draft.tree.children if draft.q is None else draft.tests, p.device)  # table [N+1, T]
+    widths, table = _tests(draft.tree, None if draft.q is None else draft.draws, p.device)  # table [N+1, T]
     uniforms = None
     if draft.q is not None:
         uniforms = torch.rand(sum(widths), generator=generator, device=p.device, dtype=p.dtype)
@@ -124,16 +124,14 @@ def at(values: Tensor, nodes: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _tests(tests: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[tuple[int, ...], Tensor]:
+def _tests(
+    tree: Tree, draws: tuple[tuple[int, ...], ...] | None, device: torch.device
+) -> tuple[tuple[int, ...], Tensor]:
     """Return the most tests of a node at each depth, the root first, and all tests as a table [N+1, T], -1 beyond."""
+    tests, widths = tree.children if draws is None else draws, [0] * tree.depth
     table = torch.full((len(tests), max(map(len, tests))), -1)
-    depth = [0] * len(tests)
-    widths: list[int] = []
-    for row, children in enumerate(tests):
-        for place, child in enumerate(children):
-            table[row, place] = child
-            depth[child + 1] = depth[row] + 1
+    for row, (depth, children) in enumerate(zip((0, *tree.depths), tests, strict=True)):
         if children:
-            widths += [0] * (depth[row] + 1 - len(widths))
-            widths[depth[row]] = max(widths[depth[row]], len(children))
+            table[row, : len(children)] = torch.tensor(children)
+            widths[depth] = max(widths[depth], len(children))
     return tuple(widths), table.to(device, non_blocking=True)

@@ -65,9 +65,8 @@ class Reading:
         at = "layers.0.self_attn."
         heads = self.number("num_attention_heads")
         rows, _ = self.shape(_DECODER_LAYER)
-        self.files.refuse_if(
-            rows % heads, f"has {rows} rows in {at}q_proj.weight, which its {heads} heads do not divide."
-        )
+        undivided = f"has {rows} rows in {at}q_proj.weight, which its {heads} heads do not divide."
+        self.files.refuse_if(rows % heads, undivided)
         biased = at + "q_proj.bias" in self.places or bool(self.config.get("qkv_bias"))
         whole = at + "o_proj.bias" in self.places or bool(self.config.get("attention_bias"))
         eps = self.config.get("rms_norm_eps")
@@ -186,10 +185,8 @@ class Eagle3(EagleFormat):
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
         options = files.setting("eagle_config", dict, {}) | files.config
-        files.refuse_if(
-            options.get("use_aux_hidden_state") is False,
-            "has use_aux_hidden_state=false, which is not read: it is not established where its norms stand.",
-        )
+        unknown = "has use_aux_hidden_state=false, which is not read: it is not established where its norms stand."
+        files.refuse_if(options.get("use_aux_hidden_state") is False, unknown)
         files.refuse_if(
             options.get("norm_output"),
             "has norm_output=true, which meant plain EAGLE-3 until September 2026 and EAGLE-3.1 since: set it to false "
@@ -207,10 +204,8 @@ class SpeculatorsEagle(EagleFormat):
     speculators = "eagle"
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
-        files.refuse_if(
-            files.setting("layernorms", bool, False),
-            "has layernorms=true, which is not read: it is not established what its extra norms apply to.",
-        )
+        unknown = "has layernorms=true, which is not read: it is not established what its extra norms apply to."
+        files.refuse_if(files.setting("layernorms", bool, False), unknown)
         renamed = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
         reading = Reading(files, files.setting("transformer_layer_config", dict), renamed)
         return _eagle1_network(reading, target, layers, files.setting("fusion_bias", bool, False))
@@ -242,9 +237,8 @@ class ParallelEagle(EagleFormat):
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
         token, size = files.setting("mask_token_id", int), len(target.hidden.output_layer)
-        files.refuse_if(
-            not 0 <= token < size, f"has mask_token_id={token}, which is no token of {size}: use its own target."
-        )
+        outside = f"has mask_token_id={token}, which is no token of {size}: use its own target."
+        files.refuse_if(not 0 <= token < size, outside)
         return _network(files, target, layers, token)
 
 
@@ -262,9 +256,8 @@ def _network(
 def _eagle1_network(reading: Reading, target: Target, layers: Sequence[int] | None, fc_bias: bool) -> FeatureNetwork:
     """Return a network of the EAGLE-1 form; where `fc_bias` is false, the tensors tell whether `fc` has a bias."""
     files = reading.files
-    files.refuse_if(
-        layers is not None, "reads the state that the target's output layer reads: set drafter.layers=null."
-    )
+    fixed = "reads the state that the target's output layer reads: set drafter.layers=null."
+    files.refuse_if(layers is not None, fixed)
     files.refuse_if(reading.number("num_hidden_layers", 1) != 1, "has several layers: an EAGLE-1 network has one.")
     values = reading.decoder()
     values |= {"form": "eagle1", "boundaries": [], "target_hidden": values["hidden"], "own_output": False}
@@ -289,9 +282,8 @@ def _boundaries(files: CheckpointFiles, numbers: Any, features: int, depth: int,
     )
     whole_numbers = isinstance(numbers, list) and numbers and all(type(number) is int for number in numbers)
     files.refuse_if(not whole_numbers, f"has the layer numbers {numbers!r}: they should be a list of whole numbers.")
-    files.refuse_if(
-        len(numbers) != features, f"names the {len(numbers)} layers {numbers}, and its fc reads {features}."
-    )
+    differs = f"names the {len(numbers)} layers {numbers}, and its fc reads {features}."
+    files.refuse_if(len(numbers) != features, differs)
     if numbers[0] == 1:
         return [number + 1 for number in numbers]
     if numbers[0] != 2 and not inputs:

@@ -47,7 +47,7 @@ LAYOUTS = (
 _ASKED = "mtp.fc.weight, model.layers.N.eh_proj.weight, [model.]mtp_layers.N.input_proj.weight"
 _OTHER = re.compile(r"(?:^|[._])mtp[._]|nextn")
 _PACKED = re.compile(r".*(?:weight_scale(?:_inv)?|weight_packed|qweight)")
-_LAYER = re.compile(r"mtp\.layers\.\d+\.")
+_LAYER = re.compile(r"(mtp\.layers\.\d+\.)")
 
 
 @formats.register("MTP module")
@@ -74,12 +74,9 @@ class MtpModule(NetworkFormat):
                 "transformers has saved lacks them: give the published one, or use another drafter."
             )
         # 1. The names of each head's tensors begin alike; of several layers, the first is the first head.
-        begun = sorted(
-            {match[0] for match in map(_LAYER.match, files.tensors) if match}
-            if layout.shared
-            else {match[1] for match in map(layout.projection.fullmatch, files.tensors) if match},
-            key=lambda name: [int(number) for number in re.findall(r"\d+", name)],
-        )
+        matches = map(_LAYER.match if layout.shared else layout.projection.fullmatch, files.tensors)
+        names = {match[1] for match in matches if match}
+        begun = sorted(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
         projection = next(name for name in files.tensors if layout.projection.fullmatch(name))
         check_target(files, target, width=files.tensors[projection][0])
         with torch.device("meta"):  # makes no weights, because those of the file are assigned
@@ -93,10 +90,9 @@ class MtpModule(NetworkFormat):
                 name = begin + rest if part == "layer" else f"{layout.shared or begin}{layout.parts[part]}.{rest}"
                 stacked = _expert_names(name, weight) if name not in files.tensors else {}
                 places[f"heads.{number}.{own}"] = [list(names) for names in stacked] if stacked else name
-                shapes |= {name: tuple(weight.shape)} if not stacked else {}
-                shapes |= {each: shape for names, shape in stacked.items() for each in names}
-        begins = tuple(begun) + ((layout.shared,) if layout.shared else ())
-        heads = files.below(begins)
+                of_experts = {each: shape for names, shape in stacked.items() for each in names}
+                shapes |= of_experts or {name: tuple(weight.shape)}
+        heads = files.below((*begun, layout.shared) if layout.shared else tuple(begun))
         packed = next(filter(_PACKED.fullmatch, heads.tensors), None)
         files.refuse_if(packed, f"has quantised MTP weights ({packed}), which are not read: use one in bfloat16.")
         vocabulary = tuple(target.hidden.output_layer.shape)
