@@ -208,26 +208,19 @@ def _launched(
     return out, gained, sums
 
 
-def product(states: Tensor | Normed, weights: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
-    """Return states [N, D] times each of one to three weights [rows, D], side by side [N, all rows], and `bias`."""
-    return _launched(states, weights, bias=bias)[0]
-
-
-def gated_product(states: Normed, gate: Tensor, up: Tensor) -> Tensor:
-    """Return SiLU(states times `gate`) * (states times `up`) [N, rows], of two weights [rows, D]."""
-    return _launched(states, [gate, up], gated=True)[0]
+def product(
+    states: Tensor | Normed, weights: Sequence[Tensor], bias: Tensor | None = None, gated: bool = False
+) -> Tensor:
+    """Return states [N, D] times each of one to three weights [rows, D], side by side [N, all rows], and `bias`; of
+    two, if `gated`, the SiLU of the first product times the second [N, rows].
+    """
+    return _launched(states, weights, gated, bias)[0]
 
 
 def added_product(states: Tensor, weight: Tensor, residual: Tensor, norm: Any) -> tuple[Tensor, Normed]:
     """Return `residual` [N, rows] and states times a weight, added; and the same as it goes through `norm`."""
     out, gained, sums = _launched(states, [weight], residual=residual, norm=norm)
     return out, Normed(gained, sums, norm.variance_epsilon)
-
-
-def normed(states: Tensor, norm: Any) -> Normed:
-    """Return states [N, D] as they go through `norm`."""
-    length = torch.linalg.vector_norm(states, dim=-1, dtype=torch.float32)
-    return Normed(states * norm.weight, length.square().unsqueeze(0), norm.variance_epsilon)
 
 
 def _attention(module: Any, joint: Tensor, turns: tuple[Tensor, Tensor], prefix: Tensor, below: Below | None,
@@ -294,14 +287,15 @@ def fused_pass(decoder: Decoder) -> Callable[..., Pass]:
     turns = cosine[0].contiguous(), sine[0].contiguous()
 
     def forward(tokens: Tensor, prefix: Tensor, below: Below | None = None) -> Pass:
-        states = base.embed_tokens(tokens)
-        found, through = [states], normed(states, layers[0][0].input_layernorm)
+        states, norm = base.embed_tokens(tokens), layers[0][0].input_layernorm
+        squares = torch.linalg.vector_norm(states, dim=-1, dtype=torch.float32).square().unsqueeze(0)
+        found, through = [states], Normed(states * norm.weight, squares, norm.variance_epsilon)
         following = [layer.input_layernorm for layer, *_ in layers[1:]] + [base.norm]
         for (layer, module, three, bias, slots), norm in zip(layers, following, strict=True):
             joint = product(through, three, bias)
             seen = _attention(module, joint, turns, prefix, below, slots.keys, slots.values)
             states, through = added_product(seen, module.o_proj.weight, states, layer.post_attention_layernorm)
-            inner = gated_product(through, layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight)
+            inner = product(through, [layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight], gated=True)
             states, through = added_product(inner, layer.mlp.down_proj.weight, states, norm)
             found.append(states)
         if 0 in decoder.kept:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +28,7 @@ _TOKENS, _PREFIX, _CAPACITY = 7, 40, 307  # of the example calls: equal sizes wo
 # are a twentieth of the time of a layer of 2 MB on an AMD EPYC.
 _SMALL = 6 << 20
 _CACHED = 64 << 20  # bytes of a model's weights that the third caches of some processors hold
-Made = Literal["states", "logits"]
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
-
-
-class Uncuttable(Exception):
-    """Says why the pass of a model is not a head, layers and a tail."""
 
 
 class Call(NamedTuple):
@@ -56,8 +51,8 @@ class Call(NamedTuple):
 
 def cut(decoder: Decoder, cache: KVCache) -> list[Call]:
     """Return the calls that make up a decoder's pass on any number of tokens, in order, over a cache that has its
-    buffers, of which the first copy is used. Raises Uncuttable, and any Exception where torch cannot export a part:
-    some ten unrelated types.
+    buffers, of which the first copy is used. Raises ValueError: it is no head, layers and tail; and any Exception where
+    torch cannot export a part: some ten unrelated types.
     """
     model, windows = decoder.model, list(decoder.windows)
     blocks = list(blocks_of(model, decoder.name))
@@ -69,9 +64,10 @@ def cut(decoder: Decoder, cache: KVCache) -> list[Call]:
             "head", head, ["tokens", "places", *windows], places + 1, places + _PREFIX, form.masks(_TOKENS)
         )
         names = ["states 0", *(f"shared {number}" for number in range(len(exported.values) - 1))]
-        call, made = exported.call(names, {})
         examples = {each: _example(value) for each, value in zip(names, exported.values, strict=True)}
-        calls, kinds = [call], dict[Hashable, _Exported]()
+        placed = zip(names, exported.places, strict=True)
+        made = {name: name if isinstance(place, int) else place for name, place in placed}
+        calls, kinds = [exported.call(names, {})], dict[Hashable, _Exported]()
         small = all(sum(each.nbytes for each in block.parameters()) < _SMALL for block in blocks)
         size = 2 if small and len(blocks) % 2 == 0 and not any(decoder.kept) else 1  # any: read between the layers
         for first in range(0, len(blocks), size):
@@ -91,12 +87,11 @@ def cut(decoder: Decoder, cache: KVCache) -> list[Call]:
                 buffers = [buffer.new_zeros(1, buffer.shape[1], _CAPACITY, buffer.shape[3]) for buffer in whole]
                 tensors = [examples[each] for each in part.names]
                 kinds[kind] = exports("layer", part, own, examples["states 0"], tensors, buffers)
-            calls.append(kinds[kind].call([f"states {end}"], given)[0])
+            calls.append(kinds[kind].call([f"states {end}"], given))
         # Apart, because a prefill has a use for the states and none for logits.
-        made_last: Sequence[Made] = ("states", "logits") if 0 in decoder.kept else ("logits",)
-        for value in made_last:
+        for value in ("states", "logits") if 0 in decoder.kept else ("logits",):
             exported = exports("tail", _Tail(form, value), ["states"], examples["states 0"])
-            calls.append(exported.call([value], {"states": f"states {len(blocks)}"})[0])
+            calls.append(exported.call([value], {"states": f"states {len(blocks)}"}))
         return calls
 
 
@@ -107,7 +102,7 @@ def product(weight: Tensor) -> Call:
         part.weight = nn.Parameter(weight.detach(), requires_grad=False)
         cached = weights_cached([weight])
         exported = _exported(cached, "product", part, ["vectors"], weight.new_zeros(1, _TOKENS, weight.shape[1]))
-    return exported.call(["logits"], {})[0]
+    return exported.call(["logits"], {})
 
 
 def weights_cached(weights: Iterable[Tensor]) -> bool:
@@ -146,7 +141,7 @@ class _Form:
             hook.remove()
         self.behind: tuple[None, ...] | None = returned[0][1:] if isinstance(returned[0], tuple) else None
         if any(each is not None for each in self.behind or ()):
-            raise Uncuttable("a layer returns more than its states")
+            raise ValueError("a layer returns more than its states")
 
     def masks(self, count: int) -> list[Tensor]:
         """Return a mask of each kind under which `count` tokens see all."""
@@ -201,7 +196,7 @@ def _taken(arguments: Any, shared: list[Tensor]) -> _Taken:
         elif isinstance(leaf, KVCache):
             leaves[place] = KVCache
         elif not isinstance(leaf, _CONSTANTS):
-            raise Uncuttable(f"a layer takes a {type(leaf).__name__}")
+            raise ValueError(f"a layer takes a {type(leaf).__name__}")
     return _Taken(names, leaves, structure)
 
 
@@ -218,7 +213,7 @@ class _Head(nn.Module):
 
         def layer(states: Tensor, arguments: Any) -> Tensor:
             if read and states is not read[0]:
-                raise Uncuttable("something is computed between its layers")
+                raise ValueError("something is computed between its layers")
             read[:] = [states]
             taken.append(_taken(arguments, shared))
             return states
@@ -265,9 +260,9 @@ class _Layers(nn.Module):
 
 
 class _Tail(nn.Module):
-    """The part of a pass behind the last layer that makes the logits, or the states that the output head reads."""
+    """The part of a pass behind the last layer that makes `logits`, or the `states` that the output head reads."""
 
-    def __init__(self, form: _Form, made: Made) -> None:
+    def __init__(self, form: _Form, made: str) -> None:
         super().__init__()
         self.model, self._form, self._made = form.model, form, made
 
@@ -282,7 +277,7 @@ def _place(block: nn.Module) -> int | None:
     """Return the number of a layer's part of the cache; None for one without attention."""
     places = {vars(module)["layer_idx"] for module in block.modules() if "layer_idx" in vars(module)}
     if len(places) > 1:
-        raise Uncuttable("a layer holds several attentions")
+        raise ValueError("a layer holds several attentions")
     return next(iter(places), None)
 
 
@@ -315,18 +310,11 @@ class _Exported(NamedTuple):
     values: Sequence[Tensor]
     places: Sequence[int | str]
 
-    def call(self, names: Sequence[str], given: Mapping[str, Tensor | str]) -> tuple[Call, dict[str, Tensor | str]]:
-        """Return a call with what is `given` in the place of inputs of that name, and what it makes, or what was given,
-        by the `names` of what the part returns.
-        """
-
-        def value(each: Tensor | str) -> Tensor | str:
-            return given.get(each, each) if isinstance(each, str) else each
-
-        placed = dict(zip(names, self.places, strict=True))
-        outputs = [name for name, place in placed.items() if isinstance(place, int)]
-        made = {name: name if isinstance(place, int) else value(place) for name, place in placed.items()}
-        return Call(self.graph, [value(each) for each in self.inputs], outputs, self.name), made
+    def call(self, names: Sequence[str], given: Mapping[str, Tensor | str]) -> Call:
+        """Return a call with what is `given` in the place of inputs of that name; `names` are those of `values`."""
+        outputs = [name for name, place in zip(names, self.places, strict=True) if isinstance(place, int)]
+        inputs = [given.get(each, each) if isinstance(each, str) else each for each in self.inputs]
+        return Call(self.graph, inputs, outputs, self.name)
 
 
 def _exported(cached: bool, name: str, part: nn.Module, names: Sequence[str], *given: Any) -> _Exported:

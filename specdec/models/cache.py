@@ -201,17 +201,16 @@ class KVCache(Cache):
         """Return a new cache with room for `copies` copies of the present text. The buffers of this one stay, because
         compiled passes may hold them.
         """
-        grown = KVCache(len(self.layers), self.capacity, copies)
-        self._fill(grown)
-        return grown
+        return self._filled(KVCache(len(self.layers), self.capacity, copies))
 
-    def _fill(self, grown: "KVCache") -> None:
-        """Copy all slots in use into each copy of an empty cache."""
+    def _filled(self, grown: "KVCache") -> "KVCache":
+        """Copy all slots in use into each copy of an empty cache, and return it."""
         for layer, twin in zip(self._slotted, grown._slotted, strict=True):
             if layer.is_initialized:
                 twin.update(layer.keys[:1, :, : layer.length], layer.values[:1, :, : layer.length])
                 twin.indexer_position_ids = layer.indexer_position_ids
         grown.broadcast()
+        return grown
 
     def commit(self, prefix: int, slots: Sequence[int], copy: int = 0) -> None:
         """Keep the first `prefix` slots and, right behind them, the given slots of one copy, increasing numbers, none

@@ -62,6 +62,8 @@ class Comparison:
         """
         self._decoder, self._checked = decoder, checked
         self._device, self._dtype = decoder.device, decoder.model.dtype
+        # Whether any mask will do: a state follows one path, as does a model's own mask.
+        self._masked = isinstance(decoder, Decoder) and not decoder.recurrent and not decoder.probed.own_masks
         # Every length has tokens of its own, so that nothing that a model kept of the text before is right by chance.
         tokens = iter(tokens_of(decoder, length + 1 + 2 + 3 + len(TREE) + 3, offset=length - PROMPT))
         self._prompt = self._read = list(islice(tokens, length))
@@ -80,15 +82,10 @@ class Comparison:
         self.errors: dict[str, float] = {}
         self.faults: dict[str, str] = {}
 
-    @property
-    def tokens(self) -> int:
-        """The number of tokens that the checks of this length evaluate, about."""
-        return (len(self._leaves) + 8) * self.longest
-
-    @property
-    def longest(self) -> int:
-        """The number of tokens of a whole text."""
-        return len(self._prompt) + BEHIND
+    @staticmethod
+    def tokens(length: int) -> int:
+        """Return the number of tokens that the checks behind a prompt of this length evaluate, about."""
+        return (len(_LEAVES if length <= _LONG else _FEW) + 8) * (length + BEHIND)
 
     def plain(self) -> bool:
         """Evaluate all continuations of the prompt without a cache; return False where the model cannot."""
@@ -112,11 +109,10 @@ class Comparison:
 
     def packed(self) -> bool:
         """Return whether a tree in one sequence agrees, and a text behind a path of it; `chain` comes before."""
-        decoder = self._decoder
-        if not isinstance(decoder, Decoder) or decoder.recurrent or decoder.probed.own_masks:
-            return False  # a state follows one path, as does a model's own mask
-        return self._agrees("packed", lambda: self._tree(batch=False)) and self._agrees(
-            "branches", lambda: self._other_branches(batch=False), hidden=True
+        return (
+            self._masked
+            and self._agrees("packed", lambda: self._tree(batch=False))
+            and self._agrees("branches", lambda: self._other_branches(batch=False), hidden=True)
         )
 
     def rows(self) -> bool:
@@ -137,9 +133,7 @@ class Comparison:
 
     def static(self) -> bool:
         """Return whether calls of fixed shape agree."""
-        decoder = self._decoder
-        whole = isinstance(decoder, Decoder) and not decoder.recurrent and not decoder.probed.own_masks
-        return whole and self._agrees("static", self._static_call)
+        return self._masked and self._agrees("static", self._static_call)
 
     def crossing(self, border: int) -> bool:
         """Return whether a text agrees that crosses the length `border` in two calls."""

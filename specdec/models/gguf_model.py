@@ -213,12 +213,10 @@ def open_gguf(name: str) -> Iterator[GgufFile]:
 
     with _damage(name):
         reader = Reader(name)
-    vocabulary = [key for key, field in reader.fields.items() if not field.data]
-    for key in vocabulary:
+    for key in [key for key, field in reader.fields.items() if not field.data]:  # the vocabulary
         del reader.fields[key]
-    names = lru_cache(gguf.get_tensor_name_map)
     with (
-        replaced(gguf, GGUFReader=lambda path: reader, get_tensor_name_map=names),
+        replaced(gguf, GGUFReader=lambda path: reader, get_tensor_name_map=lru_cache(gguf.get_tensor_name_map)),
         replaced(reading, tqdm=reader.each_once),
     ):
         yield GgufFile(name, metadata, reader)

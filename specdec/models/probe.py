@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from inspect import signature
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -53,8 +52,6 @@ _COPIED = 3e8  # weights; a shortened copy of fewer computes in float32
 
 CACHE = "SPECDEC_CACHE"  # environment variable: the folder of what is kept between runs
 _OTHER = "use another model"
-_FORMAT = "specdec probe 2"
-_EAGER = "eager"
 _KNOWN: WeakKeyDictionary[Any, tuple[tuple[str, ...], Probed]] = WeakKeyDictionary()
 
 
@@ -126,11 +123,11 @@ def probe(decoder: AnyDecoder) -> Probed:
             probed, refused = None, refusal
         if probed is not None and (probed.packed or probed.states or isinstance(decoder, Seq2SeqDecoder)):
             return probed
-        if stock != _EAGER and _switched(decoder, _EAGER):
+        if stock != "eager" and _switched(decoder, "eager"):
             with suppress(ModelLoadError):
                 eager = _compared(decoder, under_way)
                 if probed is None or eager.packed:
-                    return replace(eager, attention=_EAGER)
+                    return replace(eager, attention="eager")
             _switched(decoder, stock)
         if probed is None and isinstance(decoder, Decoder):
             decoder.probed = Probed(own_masks=True)
@@ -193,12 +190,12 @@ def cross(decoder: AnyDecoder, longest: int, seconds: float | None = None, batch
         return None
     allowed, pace = math.inf if seconds is None else seconds, _Pace(decoder)
     for length in crossed:
-        trials = [Comparison(decoder, prompt) for prompt in _around(length, decoder.context_length)]
-        allowed -= pace.seconds(trials, allowed)
+        prompts = _around(length, decoder.context_length)
+        allowed -= pace.seconds(prompts, allowed)
         if allowed < 0:
             break
-        for trial in trials:
-            wrong = _disagreement(decoder, trial, batched)
+        for prompt in prompts:
+            wrong = _disagreement(decoder, Comparison(decoder, prompt), batched)
             if wrong is not None:
                 return (
                     f"{_who(decoder)} cannot be trusted with texts of more than {length:,} tokens, a length of its "
@@ -325,7 +322,7 @@ class _Probe:
 
     def _refusal(self, trial: Comparison, who: str, near: str) -> str:
         model, remedy = self._decoder.model, _OTHER
-        if MODEL_CACHE not in signature(type(model).forward).parameters:
+        if MODEL_CACHE not in inspect.signature(type(model).forward).parameters:
             why = "it takes no cache that could be rolled back after a rejection"
         elif trial.faults:
             why = f"it does not take the mask and the positions that a draft behind a cache{near} needs"
@@ -366,7 +363,7 @@ class _Probe:
             compared |= {*prompts}
             if length > _NEAR:
                 pace = pace or _Pace(decoder)
-                if pace.seconds([Comparison(decoder, prompt) for prompt in prompts], allowed) > allowed:
+                if pace.seconds(prompts, allowed) > allowed:
                     return tuple(lengths[place:])
             for prompt in prompts:
                 if allowed < 0:  # the last one took longer than foretold
@@ -425,16 +422,16 @@ class _Pace:
         self._linear = self._seconds(self._short) / self._short
         self._longer, self._square = self._short, 0.0
 
-    def seconds(self, trials: Sequence[Comparison], allowed: float) -> float:
-        """Return the seconds that these comparisons take, or more than `allowed` where they take longer than that."""
-        linear = sum(self._linear * trial.tokens for trial in trials)
+    def seconds(self, prompts: Sequence[int], allowed: float) -> float:
+        """Return the time of comparisons behind prompts of these lengths, or more than `allowed` if they exceed it."""
+        linear = sum(self._linear * Comparison.tokens(prompt) for prompt in prompts)
         if linear > allowed:
             return linear
-        longer = min(4 * self._short, max((trial.longest for trial in trials), default=0))
+        longer = min(4 * self._short, max(prompts, default=0) + BEHIND)
         if longer > self._longer:
             beyond = self._seconds(longer) - self._linear * longer
             self._longer, self._square = longer, max(0.0, beyond) / (longer * longer)
-        return linear + sum(self._square * trial.tokens * trial.longest for trial in trials)
+        return linear + sum(self._square * Comparison.tokens(prompt) * (prompt + BEHIND) for prompt in prompts)
 
     @torch.inference_mode()
     def _seconds(self, count: int) -> float:
@@ -452,11 +449,10 @@ class _Pace:
 
 def _switched(decoder: AnyDecoder, attention: str) -> bool:
     """Give the model another implementation of attention; return whether it has it."""
-    try:
+    with suppress(ValueError, ImportError):
         decoder.model.set_attn_implementation(attention)
-    except (ValueError, ImportError):
-        return False
-    return bool(decoder.model.config._attn_implementation == attention)
+        return bool(decoder.model.config._attn_implementation == attention)
+    return False
 
 
 def _who(decoder: AnyDecoder) -> str:
@@ -500,7 +496,7 @@ def _path(decoder: AnyDecoder, how: tuple[str, ...]) -> Path | None:
         return None
     config = decoder.model.config.to_dict()
     config.pop("_name_or_path", None)
-    about = [_FORMAT, weights, type(decoder.model).__name__, config, *how]
+    about = ["specdec probe 2", weights, type(decoder.model).__name__, config, *how]
     about += [torch.__version__, transformers.__version__, code_hash()]
     digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()
     with suppress(RuntimeError):  # no home folder

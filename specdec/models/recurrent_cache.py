@@ -233,15 +233,14 @@ class RecurrentCache(KVCache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._length - self._tokens
 
-    def grown(self, copies: int) -> "RecurrentCache":
+    def grown(self, copies: int) -> KVCache:
         grown = RecurrentCache(self.kinds, self.capacity, copies, self.stepping)
         self._cut(self._length, 0)
         for layer, own in zip(grown._recurrent, self._recurrent, strict=True):
             layer.conv_kernel_size = own.conv_kernel_size
             layer.set(own.state())
         grown._length = self._length
-        self._fill(grown)
-        return grown
+        return self._filled(grown)
 
     def state_bytes(self) -> int:
         states = [layer.state() for layer in self._recurrent]

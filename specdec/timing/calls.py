@@ -148,13 +148,11 @@ def time_calls(
         prefill(cached[-1])
         timer.clock.synchronize()
         prefilled = under_way.elapsed
-        for n in coarse:
-            call(n)
-        timer.clock.synchronize()
-        begin = time.perf_counter()
-        for n in coarse:
-            call(n)
-        timer.clock.synchronize()
+        for _ in range(2):  # the second time counts
+            begin = time.perf_counter()
+            for n in coarse:
+                call(n)
+            timer.clock.synchronize()
         each = len(cached) * ranks.given(time.perf_counter() - begin) / len(coarse)  # of a pass: once on a size
         thinned = 2 * len(sizes) * each > timer.limit and coarse != sizes
         if thinned:
@@ -225,7 +223,8 @@ def time_shapes(
         copies = 1
         for way in ways:
             target.evaluation = way
-            copies = max(copies, calls.copies())
+            # Of the cache, as many as there is memory for behind the longest context.
+            copies = max([copies, *(k for k, _ in calls.possible(max(depths), fill=False))])
         # At once, because compiling for one way would give up what was compiled for another.
         target.evaluation = "rows" if "rows" in ways else own
         target.prepare(calls.sizes, max(depths) + 1 + calls.room, copies)
@@ -271,10 +270,6 @@ class _Calls:
         # Numbers of tokens of calls on one sequence.
         self.sizes = {len(trees[k, w]) + 1 for way, k, w in asked if trees[k, w].is_chain or way == "packed"}
 
-    def copies(self) -> int:
-        """Return the most copies of the cache that there is memory for behind the longest context."""
-        return max((k for k, _ in self._possible(max(self._contexts), fill=False)), default=1)
-
     def lines(self, shapes: Sequence[Shape], contexts: Sequence[int]) -> Iterator[dict[str, Any]]:
         """Yield a line of the table for each call that was asked for."""
         for way, context in product(self.shapes, sorted({*contexts, *self._contexts})):
@@ -291,7 +286,7 @@ class _Calls:
     def visit(self, context: int) -> None:
         """Make one timed call on every shape behind `context` tokens."""
         way = self._target.evaluation
-        if not (possible := self._possible(context)):
+        if not (possible := self.possible(context)):
             return
         self._call(possible[0])  # the processor's caches are as the prefill left them
         for shape in self._timer.shuffled(possible):
@@ -304,7 +299,7 @@ class _Calls:
                 self._lacking.add((way, shape, context))
             self._target.discard()
 
-    def _possible(self, context: int, fill: bool = True) -> list[Shape]:
+    def possible(self, context: int, fill: bool = True) -> list[Shape]:
         """Fill the cache with as many copies as fit, or only look for that; return the shapes that these serve."""
         way, capacity = self._target.evaluation, context + 1 + self.room
         while possible := [shape for shape in self.shapes[way] if (way, shape, context) not in self._lacking]:

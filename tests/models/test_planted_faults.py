@@ -158,7 +158,7 @@ def test_without_a_fault_every_call_is_trusted(size, make_structure, monkeypatch
     seen, plain = [], Comparison.plain
 
     def seen_and_made(trial):
-        seen.append((trial._decoder.model, trial.longest))
+        seen.append((trial._decoder.model, len(trial._prompt)))
         return plain(trial)
 
     monkeypatch.setattr(Comparison, "plain", seen_and_made)
