@@ -3,6 +3,7 @@
 The only place that opens a pickle, and only when it is asked to: with torch's weights-only reader, which runs no code.
 """
 
+import argparse
 import os
 import pickle
 from collections.abc import Sequence
@@ -56,14 +57,18 @@ def convert(source: Path, output: Path | None = None) -> Path:
     return output
 
 
-@told_faults()
+def parser() -> argparse.ArgumentParser:
+    made = OneSentence("python -m specdec.convert", description="Rewrite pickled tensors as safetensors.")
+    made.add_argument("file", type=Path, help="a dict of tensors that torch.save wrote (.pt, .bin)")
+    made.add_argument("output", type=Path, nargs="?", help="default: FILE with the ending .safetensors")
+    return made
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console entry point; exit code 2 with one sentence for a file that is not converted."""
-    parser = OneSentence("python -m specdec.convert", description="Rewrite pickled tensors as safetensors.")
-    parser.add_argument("file", type=Path, help="a dict of tensors that torch.save wrote (.pt, .bin)")
-    parser.add_argument("output", type=Path, nargs="?", help="default: FILE with the ending .safetensors")
-    given = parser.parse_args(arguments)
-    written = convert(given.file, given.output)
+    with told_faults():
+        given = parser().parse_args(arguments)
+        written = convert(given.file, given.output)
     print(f"Wrote {written} ({written.stat().st_size:,} bytes).")
 
 

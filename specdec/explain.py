@@ -29,10 +29,8 @@ FACTS = {  # option: (of the account's facts, help)
 }
 
 
-@told_faults()
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the account as Markdown, and write a report where that is asked for: the console entry point."""
-    parser = OneSentence(
+def parser() -> argparse.ArgumentParser:
+    made = OneSentence(
         prog="python -m specdec.explain",
         description="Explains load tests of a serving engine, plain and speculative: tokens per round, steps, waiting "
         "for memory; the gain at every load, factor by factor; and the forecast of the load at which to switch off.",
@@ -42,18 +40,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"vLLM's page /metrics, a folder {LOAD_FOLDER} that --out wrote; NAME tells servers apart where files do not; "
         "or http://HOST:PORT, a server of llama.cpp that runs"
     )
-    parser.add_argument("files", nargs="+", metavar="[NAME=]FILE", help=about)
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines of prompts, for servers that run")
-    parser.add_argument("--requests", type=int, default=20, metavar="N", help="prompts that they are sent (20)")
-    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens that they write at most (128)")
+    made.add_argument("files", nargs="+", metavar="[NAME=]FILE", help=about)
+    made.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines of prompts, for servers that run")
+    made.add_argument("--requests", type=int, default=20, metavar="N", help="prompts that they are sent (20)")
+    made.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens that they write at most (128)")
     for option, (_, words) in FACTS.items():
         about = f"{words}; of all speculative servers, or of the one named"
-        parser.add_argument(f"--{option}", action="append", default=[], metavar="[NAME=]N", help=about)
+        made.add_argument(f"--{option}", action="append", default=[], metavar="[NAME=]N", help=about)
     about = "forecast for prompts of N tokens, too, longer or shorter than measured; may be repeated"
-    parser.add_argument("--context", action="append", type=float, default=[], metavar="N", help=about)
-    about = f"write report.html, report.md and the run folder {LOAD_FOLDER} there, too"
-    parser.add_argument("--out", type=Path, metavar="DIR", help=about)
-    options = parser.parse_args(arguments)
+    made.add_argument("--context", action="append", type=float, default=[], metavar="N", help=about)
+    written = f"write report.html, report.md and the run folder {LOAD_FOLDER} there, too"
+    made.add_argument("--out", type=Path, metavar="DIR", help=written)
+    return made
+
+
+@told_faults()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the account as Markdown, and write a report where that is asked for: the console entry point."""
+    options = parser().parse_args(arguments)
     if not all(0 < context < inf for context in options.context):
         raise UsageError("--context is the tokens of a prompt: give a number above 0.")
     facts = {name: _values(option, vars(options)[option.replace("-", "_")]) for option, (name, _) in FACTS.items()}

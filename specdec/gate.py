@@ -3,6 +3,7 @@
 No Hydra task: imports stay light.
 """
 
+import argparse
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,32 +14,36 @@ from specdec.errors import LossFound, NotLossless, UsageError
 from specdec.text.writing import write_atomically
 
 
+def parser() -> argparse.ArgumentParser:
+    made = OneSentence(
+        prog="python -m specdec.gate",
+        description="Compares runs with an earlier run, paired by prompt, and ends with exit code 8 where they commit "
+        "fewer tokens per round or are slower.",
+    )
+    made.add_argument("baseline", type=Path, metavar="BASELINE", help="folder of the earlier run, or a golden folder")
+    words = (
+        "folders of later runs or imports, all of one kind, read in turn until a loss is found; one more may be "
+        "added as often as you like"
+    )
+    made.add_argument("candidates", nargs="+", type=Path, metavar="CANDIDATE", help=words)
+    made.add_argument("--gamma", type=int, help="draft length to compare (that of the runs)")
+    words = "chance of a loss where nothing changed, over all candidates together (0.01)"
+    made.add_argument("--false-alarms", type=float, default=0.01, metavar="SHARE", help=words)
+    words = "drop up to which nothing is a loss (0)"
+    made.add_argument("--tolerance", type=float, default=0.0, metavar="SHARE", help=words)
+    made.add_argument("--junit", type=Path, metavar="FILE", help="also write the verdicts as JUnit XML")
+    words = "judge nothing, but make BASELINE a golden folder: a copy of what this command reads of CANDIDATE"
+    made.add_argument("--update", action="store_true", help=words)
+    return made
+
+
 @told_faults()
 def main() -> None:
     """Compare and print the verdicts, or renew the golden folder: the console entry point. It ends with the code of a
     UsageError: a folder or an option that cannot be used; NotLossless: the outputs of a candidate are refuted;
     LossFound: the candidates are worse.
     """
-    parser = OneSentence(
-        prog="python -m specdec.gate",
-        description="Compares runs with an earlier run, paired by prompt, and ends with exit code 8 where they commit "
-        "fewer tokens per round or are slower.",
-    )
-    parser.add_argument("baseline", type=Path, metavar="BASELINE", help="folder of the earlier run, or a golden folder")
-    words = (
-        "folders of later runs or imports, all of one kind, read in turn until a loss is found; one more may be "
-        "added as often as you like"
-    )
-    parser.add_argument("candidates", nargs="+", type=Path, metavar="CANDIDATE", help=words)
-    parser.add_argument("--gamma", type=int, help="draft length to compare (that of the runs)")
-    words = "chance of a loss where nothing changed, over all candidates together (0.01)"
-    parser.add_argument("--false-alarms", type=float, default=0.01, metavar="SHARE", help=words)
-    words = "drop up to which nothing is a loss (0)"
-    parser.add_argument("--tolerance", type=float, default=0.0, metavar="SHARE", help=words)
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="also write the verdicts as JUnit XML")
-    words = "judge nothing, but make BASELINE a golden folder: a copy of what this command reads of CANDIDATE"
-    parser.add_argument("--update", action="store_true", help=words)
-    options = parser.parse_args()
+    options = parser().parse_args()
     if not 0 < options.false_alarms < 0.5:
         raise UsageError("--false-alarms is a chance: give a number above 0 and below 0.5, such as 0.01.")
     if not 0 <= options.tolerance < 1:

@@ -5,6 +5,7 @@ The package has the class with its typed configuration, its YAML, the entry poin
 suite as its test. Imports stay light, so that a bad name is answered at once.
 """
 
+import argparse
 import keyword
 import re
 from collections.abc import Sequence
@@ -39,6 +40,19 @@ FAMILIES = {
     "study": NewPart("studies", "+experiment={}", "arms", "study", "study.json", "experiment"),
     "metric": NewPart("metrics", "+drafter=ngram", "{}", "metric", "summary.json", None),
 }
+
+
+def parser() -> argparse.ArgumentParser:
+    made = OneSentence(
+        prog="python -m specdec.new",
+        description="Writes a package that adds a drafter, a verifier, a structure, a target, a prompt set, a "
+        "study or a metric to specdec, to be filled in. Other engines: see notebooks/guide/extending.md.",
+    )
+    made.add_argument("kind", choices=list(FAMILIES), help="the family of the new part")
+    made.add_argument("name", metavar="NAME", help="its name, as it will be chosen: +drafter=NAME, verifier=NAME, ...")
+    words = "new folder of the package (specdec-NAME in this folder)"
+    made.add_argument("--folder", type=Path, metavar="FOLDER", help=words)
+    return made
 
 
 def write_package(kind: str, name: str, folder: Path) -> list[Path]:
@@ -87,18 +101,7 @@ def write_package(kind: str, name: str, folder: Path) -> list[Path]:
 @told_faults()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write a package, and say what comes next: the console entry point. See `write_package` for what is refused."""
-    parser = OneSentence(
-        prog="python -m specdec.new",
-        description="Writes a package that adds a drafter, a verifier, a structure, a target, a prompt set, a "
-        "study or a metric to specdec, to be filled in. Other engines: see notebooks/guide/extending.md.",
-    )
-    parser.add_argument("kind", choices=list(FAMILIES), help="the family of the new part")
-    parser.add_argument(
-        "name", metavar="NAME", help="its name, as it will be chosen: +drafter=NAME, verifier=NAME, ..."
-    )
-    words = "new folder of the package (specdec-NAME in this folder)"
-    parser.add_argument("--folder", type=Path, metavar="FOLDER", help=words)
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     folder = options.folder or Path(f"specdec-{options.name.replace('_', '-')}")
     for path in write_package(options.kind, options.name, folder):
         print(path)
