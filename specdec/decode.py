@@ -18,16 +18,16 @@ from specdec.targets.base import Target
 from specdec.verifiers.base import Verifier
 
 
-def cut(path_tokens: Sequence[int], next_token: int, room: int, end_tokens: frozenset[int]) -> tuple[int, ...]:
-    """Return the tokens that a round commits: accepted, then the next one, up to the end token and the limit.
-
-    This is the project's one rule of token accounting: the end token counts, nothing after it does.
+def cut(tokens: Sequence[int], room: int, end_tokens: frozenset[int]) -> tuple[int, ...]:
+    """Return the tokens that a text takes of those written, of a round the accepted ones and the next one: at most
+    `room`, up to an end token. This is the project's one rule of token accounting: the end token counts, nothing after
+    it does.
     """
-    tokens = [*path_tokens, next_token][:room]
-    for index, token in enumerate(tokens):
+    kept = tuple(tokens[:room])
+    for index, token in enumerate(kept):
         if token in end_tokens:
-            return tuple(tokens[: index + 1])
-    return tuple(tokens)
+            return kept[: index + 1]
+    return kept
 
 
 def decode_round(
@@ -56,7 +56,7 @@ def decode_round(
     # 4. Commit.
     committed = (*(acceptance.tokens[node] for node in acceptance.path), acceptance.next_token)
     if room is not None:
-        committed = cut(committed[:-1], committed[-1], room, target.end_tokens)
+        committed = cut(committed, room, target.end_tokens)
     target.commit(acceptance.path, acceptance.next_token)
     restored = clock.mark() if target.keeps_state else None
     if drafter.capabilities.reads_logits:

@@ -191,10 +191,9 @@ TOKENS = st.integers(0, 5)
 
 
 @settings(max_examples=40)
-@given(st.lists(TOKENS, max_size=8), TOKENS, st.integers(1, 12), st.frozensets(TOKENS, max_size=2))
-def test_cut_keeps_up_to_the_end_token_and_the_limit(path, next_token, room, ends):
-    whole = [*path, next_token]
-    kept = cut(path, next_token, room, ends)
+@given(st.lists(TOKENS, min_size=1, max_size=9), st.integers(1, 12), st.frozensets(TOKENS, max_size=2))
+def test_cut_keeps_up_to_the_end_token_and_the_limit(whole, room, ends):
+    kept = cut(whole, room, ends)
     assert 1 <= len(kept) <= room and list(kept) == whole[: len(kept)]
     assert not set(kept[:-1]) & ends
     assert kept[-1] in ends or len(kept) in (room, len(whole))

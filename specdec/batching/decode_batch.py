@@ -131,8 +131,8 @@ def _step(
     committed: dict[int, tuple[int, ...]] = {}
     for slot, each in active.items():
         decision = decisions[slot]
-        path_tokens = [decision.tokens[node] for node in decision.path]
-        committed[slot] = cut(path_tokens, decision.next_token, each.room, target.target.end_tokens)
+        written = [*(decision.tokens[node] for node in decision.path), decision.next_token]
+        committed[slot] = cut(written, each.room, target.target.end_tokens)
         target.commit(slot, decision.path, decision.next_token)
         own = drafter.texts[slot]
         if own.capabilities.reads_logits:

@@ -84,7 +84,7 @@ class LlamaPeer(Peer):
             if len(new) == limit or token in end_tokens:
                 break
         seconds = time.perf_counter() - start
-        return cut(new[:-1], new[-1], limit, end_tokens), seconds
+        return cut(new, limit, end_tokens), seconds
 
     def _open(self, setting: Setting) -> None:
         """Open the models. The target keeps the logits of all tokens with a draft model, of the last without one."""

@@ -114,7 +114,7 @@ class OpenVinoPeer(Peer):
         output = self._pipeline.generate(inputs, config)
         seconds = time.perf_counter() - start
         new = [int(token) for token in output.tokens[0]]
-        return cut(new[:-1], new[-1], self._work.max_new_tokens, self._target.end_tokens), seconds
+        return cut(new, self._work.max_new_tokens, self._target.end_tokens), seconds
 
     def _open(self, setting: Setting) -> Any:
         import openvino_genai

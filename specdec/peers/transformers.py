@@ -87,7 +87,7 @@ class TransformersPeer(Peer):
             clock.synchronize()
             seconds = time.perf_counter() - start
         new = output[0, ids.shape[1] :].tolist()
-        return cut(new[:-1], new[-1], limit, ends), seconds
+        return cut(new, limit, ends), seconds
 
 
 @engines.register("transformers")

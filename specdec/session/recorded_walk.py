@@ -31,8 +31,7 @@ def decode_by_walking(
     """
     target, prompt = arms[0].target, tuple(request.prompt)
     assert isinstance(target, Replay)
-    *before, last = target.stream(prompt).generated
-    text = cut(before, last, request.max_new_tokens, target.end_tokens)
+    text = cut(target.stream(prompt).generated, request.max_new_tokens, target.end_tokens)
     finish = "end_token" if text[-1] in target.end_tokens else "limit"
     of_drafter: dict[int, list[Arm]] = {}
     for arm in arms:

@@ -19,6 +19,7 @@ import torch
 
 from specdec.config import BASELINE
 from specdec.drafters.base import Drafter
+from specdec.errors import in_one_line
 from specdec.prompts import Prompt
 from specdec.registry import Registry
 from specdec.sampling import SamplingConfig
@@ -111,14 +112,14 @@ class Peer(ABC):
         greedy = replace(self._target.sampling, temperature=0.0)
         for setting in self._settings:
             try:
-                tokens, _ = self.generate(prompt, setting, greedy)
+                tokens, _ = self._generated(prompt, setting, greedy)
                 if self.converted and (fault := departure(self._target, prompt.tokens, tokens)):
                     raise LeftOut(fault)
                 sampling = self._target.sampling
-                seconds = min(self.generate(prompt, setting, sampling)[1] for _ in range(_TIMED_CALLS))
+                seconds = min(self._generated(prompt, setting, sampling)[1] for _ in range(_TIMED_CALLS))
             except Exception as error:  # engines and compilers raise some ten unrelated types here
                 raise_swallowed()
-                self._tried.append({"setting": setting.name, "failed": one_line(error)})
+                self._tried.append({"setting": setting.name, "failed": failure_in_words(error)})
                 continue
             self._tried.append({"setting": setting.name, "seconds": seconds})
             if seconds < fastest:
@@ -141,10 +142,10 @@ class Peer(ABC):
         if self.failure:
             return None
         try:
-            tokens, seconds = self.generate(prompt, self._chosen, self._target.sampling)
+            tokens, seconds = self._generated(prompt, self._chosen, self._target.sampling)
         except Exception as error:  # as in `tune`: another engine's fault does not end our run
             raise_swallowed()
-            self.failure = f"at prompt {prompt.id}: {one_line(error)}"
+            self.failure = f"at prompt {prompt.id}: {failure_in_words(error)}"
             return None
         return {
             "peer": self.name,
@@ -154,6 +155,12 @@ class Peer(ABC):
             "seconds": seconds,
             "generated_token_ids": list(tokens),
         }
+
+    def _generated(self, prompt: Prompt, setting: Setting, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
+        tokens, seconds = self.generate(prompt, setting, sampling)
+        if not tokens:
+            raise LeftOut("it wrote no token")
+        return tokens, seconds
 
     def describe(self) -> dict[str, Any]:
         """Return for `peers.json` what was tried on the longest prompt, what was chosen, what failed."""
@@ -192,9 +199,9 @@ class Engine(ABC):
 engines: Registry[Engine] = Registry("peers", "measurement.peers")
 
 
-def one_line(error: Exception) -> str:
+def failure_in_words(error: Exception) -> str:
     """Return an error in one line of at most some 300 characters, an engine's refusal without its type."""
-    words = " ".join(str(error).split())[:300]
+    words = in_one_line(error)
     return words if isinstance(error, LeftOut) else f"{type(error).__name__}: {words}"
 
 
@@ -263,7 +270,7 @@ class OpenedPeers:
                 self._engines[peer.name] = about
 
     def _leave_out(self, name: str, error: Exception) -> None:
-        reason = one_line(error).rstrip(".") + "."
+        reason = failure_in_words(error) + "."
         logger.warning("Peer %s is left out: %s", name, reason)
         self._left_out.append({"peer": name, "reason": reason})
 
