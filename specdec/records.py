@@ -96,6 +96,12 @@ class Tree:
         return torch.tensor((0, *self.depths))
 
 
+def parents_among(parents: Sequence[int], nodes: Sequence[int]) -> tuple[int, ...]:
+    """Return the parents of some nodes of a tree, whose ancestors are among them, by their places among these nodes."""
+    place = {-1: -1} | {node: place for place, node in enumerate(nodes)}
+    return tuple(place[parents[node]] for node in nodes)
+
+
 @lru_cache(maxsize=64)
 def chain_tree(length: int) -> Tree:
     """Return the chain of `length` nodes. Chains are kept, because every round asks for one; only a few, because a long

@@ -10,7 +10,7 @@ import yaml
 
 from specdec.config import DraftSize, Named, NonEmpty, typed
 from specdec.errors import UsageError
-from specdec.records import Tree, shared_tree
+from specdec.records import Tree, parents_among, shared_tree
 from specdec.structures.base import Structure, structures
 from specdec.text.lines import readable
 from specdec.theory.trees import best_tree
@@ -168,5 +168,4 @@ def _pruned(tree: Tree, depth: int) -> Tree:
     if depth >= tree.depth:
         return tree
     kept = [node for node, level in enumerate(tree.depths) if level <= depth]
-    number = {-1: -1} | {node: new for new, node in enumerate(kept)}
-    return shared_tree(tuple(number[tree.parents[node]] for node in kept))
+    return shared_tree(parents_among(tree.parents, kept))

@@ -5,7 +5,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple, TypeVar
 
-from specdec.records import Source, Tree, chain_tree, shared_tree
+from specdec.records import Source, Tree, chain_tree, parents_among, shared_tree
 from specdec.structures.base import Structure
 
 Place = TypeVar("Place")
@@ -53,8 +53,7 @@ def filled(tree: Tree, root: Place, best: Callable[[Place, int], Iterable[tuple[
         return NOTHING
     kept = sorted(chosen)
     if len(kept) < len(tree):
-        number = {-1: -1} | {node: place for place, node in enumerate(kept)}
-        tree = shared_tree(tuple(number[tree.parents[node]] for node in kept))
+        tree = shared_tree(parents_among(tree.parents, kept))
     tokens, source = zip(*(chosen[node] for node in kept), strict=True)
     return Proposal(tokens, tree, source)
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.records import EMPTY, Draft, Source, Tree, shared_tree
+from specdec.records import EMPTY, Draft, Source, Tree, parents_among, shared_tree
 from specdec.sampling import sample
 from specdec.structures.base import Beam, Structure
 
@@ -207,7 +207,7 @@ def _by_confidence(structure: Structure, beam: Beam, strategy: str) -> Growth:
     for _ in range(structure.gamma):
         above = sorted({ancestor for node in level for ancestor in tree.path(node)})
         asked = [above.index(node) if node >= 0 else -1 for node in level]
-        law = yield Asked(_taken(tokens, above), _subtree(tree.parents, above), asked)  # [M, V]
+        law = yield Asked(_taken(tokens, above), Tree(parents_among(tree.parents, above)), asked)  # [M, V]
         best = law.float().log_softmax(-1).topk(min(beam.branching, law.shape[-1]), dim=-1)
         parents = list(tree.parents)
         for parent, chances in zip(level, best.values.tolist(), strict=True):
@@ -219,7 +219,7 @@ def _by_confidence(structure: Structure, beam: Beam, strategy: str) -> Growth:
         kept = _most_confident(able, confidence, structure.nodes)
         tokens = _taken(torch.cat([tokens.to(law.device), best.indices.flatten()]), kept)
         fresh = [place for place, node in enumerate(kept) if node >= len(tree)]
-        tree = _subtree(parents, kept)
+        tree = Tree(parents_among(parents, kept))  # not a shared one: every round has another
         ranks, confidence = [ranks[node] for node in kept], [confidence[node] for node in kept]
         level = _most_confident(fresh, confidence, beam.width)
         if not level:
@@ -230,12 +230,6 @@ def _by_confidence(structure: Structure, beam: Beam, strategy: str) -> Growth:
 def _most_confident(nodes: Sequence[int], confidence: Sequence[float], most: int) -> list[int]:
     """Return the `most` most confident of `nodes`, in their original order."""
     return sorted(sorted(nodes, key=lambda node: -confidence[node])[:most])
-
-
-def _subtree(parents: Sequence[int], nodes: Sequence[int]) -> Tree:
-    """Return the topology of some nodes, whose ancestors are among them. Not kept: every round has another one."""
-    number = {-1: -1} | {node: place for place, node in enumerate(nodes)}
-    return Tree(tuple(number[parents[node]] for node in nodes))
 
 
 def _taken(tokens: Tensor, nodes: Sequence[int]) -> Tensor:
