@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specdec.commands.failures import OneSentence, told_faults
-from specdec.errors import ModelLoadError
+from specdec.errors import ModelLoadError, in_one_line
 
 
 def convert(source: Path, output: Path | None = None) -> Path:
@@ -31,7 +31,7 @@ def convert(source: Path, output: Path | None = None) -> Path:
     try:
         loaded = torch.load(source, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        why = " ".join(str(error).split())[:160]
+        why = in_one_line(error)
         raise ModelLoadError(
             f"File {source} is not a pickle of plain tensors, and nothing else is ever unpickled ({why}): ask its "
             "publisher for safetensors."

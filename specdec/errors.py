@@ -90,6 +90,11 @@ class Terminated(Interrupted):
     exit_code = 143
 
 
+def in_one_line(error: BaseException) -> str:
+    """Return what an error says, in one line of at most 300 characters without a full stop, for use in a sentence."""
+    return " ".join(str(error).split())[:300].rstrip(".")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, as Python's MemoryError or as one of torch's RuntimeErrors."""
     return isinstance(error, MemoryError) or isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))

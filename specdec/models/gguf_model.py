@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from specdec.errors import ModelLoadError
+from specdec.errors import ModelLoadError, in_one_line
 from specdec.models.model_files import check_gguf
 from specdec.replaced import replaced
 
@@ -310,5 +310,5 @@ def _damage(name: str) -> Iterator[None]:
     except ModelLoadError:
         raise
     except Exception as error:  # numpy, struct, tokenizers and the readers raise some ten unrelated types here
-        said = " ".join(str(error).split())[:200]
+        said = in_one_line(error)
         raise ModelLoadError(f"GGUF file {name} is damaged, cut short or not one ({said}): fetch it again.") from None

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from specdec.errors import UsageError
+from specdec.errors import UsageError, in_one_line
 from specdec.models.arithmetic import format_name
 from specdec.models.gguf_model import dequantised_form, unknown_cuts
 
@@ -27,8 +27,8 @@ def quantized_loading(values: Mapping[str, Any], device: torch.device) -> dict[s
     try:
         config = AutoQuantizationConfig.from_dict(dict(values))
     except Exception as error:  # each integration raises its own types
-        said = " ".join(str(error).split())[:300]
-        raise UsageError(f"Bad value target.quantization: transformers refuses it: {said}.") from None
+        why = in_one_line(error)
+        raise UsageError(f"Bad value target.quantization: transformers refuses it: {why}.") from None
     return {"quantization_config": config, "device_map": {"": device}}
 
 

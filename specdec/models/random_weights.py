@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specdec.errors import UsageError, near_misses
+from specdec.errors import UsageError, in_one_line, near_misses
 from specdec.models.arithmetic import ARITHMETIC, model_arithmetic
 
 RANDOM = "random"
@@ -59,8 +59,8 @@ def random_model(
     except UsageError:
         raise
     except Exception as error:  # transformers raises some ten unrelated types here
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UsageError(f"Bad value {key}: transformers refuses it: {reason}") from None
+        reason = in_one_line(error) or type(error).__name__
+        raise UsageError(f"Bad value {key}: transformers refuses it: {reason}.") from None
     # transformers initialises from the global generator; its state is restored.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(shape[_SEED])

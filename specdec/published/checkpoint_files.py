@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specdec import hub
-from specdec.errors import ModelLoadError
+from specdec.errors import ModelLoadError, in_one_line
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class CheckpointFiles:
                         self.tensors[own] = tuple(file.get_slice(own).get_shape())
             except (SafetensorError, OSError) as error:
                 raise ModelLoadError(
-                    f"{self} has a damaged file {path.name}: {_one_line(error)}; fetch it again."
+                    f"{self} has a damaged file {path.name}: {in_one_line(error)}; fetch it again."
                 ) from None
         there = {place.name for place in folder.glob("*.safetensors")}  # a place is a name, never a path
         for path in sorted(folder.glob("*.safetensors.index.json")):
@@ -126,7 +126,7 @@ class CheckpointFiles:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise ModelLoadError(f"{self} has a {path.name} that cannot be read: {_one_line(error)}.") from None
+            raise ModelLoadError(f"{self} has a {path.name} that cannot be read: {in_one_line(error)}.") from None
         self.refuse_if(not isinstance(values, dict), f"has a {path.name} that is not a JSON object.")
         return values
 
@@ -158,7 +158,7 @@ def open_checkpoint(name: str, revision: str | None = None) -> CheckpointFiles:
     except LocalEntryNotFoundError:
         raise ModelLoadError(f"Checkpoint {KEY}={name} cannot be loaded {hub.not_cached(name, offline)}") from None
     except Exception as error:  # the hub's client and its transport raise some ten unrelated types here
-        raise ModelLoadError(f"Checkpoint {KEY}={name} cannot be fetched: {_one_line(error)}") from None
+        raise ModelLoadError(f"Checkpoint {KEY}={name} cannot be fetched: {in_one_line(error)}.") from None
     pickles: list[str] = []
     if not any(folder.glob("*.safetensors")):
         try:
@@ -182,7 +182,3 @@ def listed(names: Iterable[str], most: int = 3) -> str:
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".")

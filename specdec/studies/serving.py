@@ -27,7 +27,7 @@ from specdec.config import AtLeastOne, DraftSize, Named, NonEmpty, Probability, 
 from specdec.cost_model import measured_cost
 from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.recorded import RecordedLengths
-from specdec.errors import UsageError
+from specdec.errors import UsageError, in_one_line
 from specdec.records import Request
 from specdec.replay.expected_rounds import lengths_ahead
 from specdec.serving import server
@@ -275,7 +275,7 @@ def arrival_times(path: Path) -> list[float]:
         read = json.loads(content) if content.lstrip().startswith("[") else content.split()
         times = [float(each) for each in read]
     except (OSError, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())
+        reason = in_one_line(error)
         raise UsageError(f"Bad value study.arrival_times={path}: cannot be read as numbers ({reason}).") from None
     ordered = all(before <= after for before, after in zip(times, times[1:], strict=False))
     if len(times) < 2 or not ordered or not times[0] < times[-1] < float("inf"):

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from specdec.config import AtLeastOne, Named, NonEmpty, typed
-from specdec.errors import UsageError
+from specdec.errors import UsageError, in_one_line
 from specdec.text.document_store import Encoded, batched
 from specdec.text.lines import file_digest, filled_lines, json_value
 from specdec.text.sources import SPEAKERS, Part, SourceKeys, read_hub
@@ -157,7 +157,7 @@ class ChatTemplate:
             how = {"tokenize": False, "add_generation_prompt": asking, "chat_template": self.template}
             return str(self.tokenizer.apply_chat_template(messages, **how))
         except Exception as error:  # a template is a program of its own and raises any type
-            raise TemplateFault(" ".join(str(error).split())[:200]) from None
+            raise TemplateFault(in_one_line(error)) from None
 
     def encode(self, texts: Sequence[str], answers: Sequence[Spans]) -> list[Encoded]:
         """Return the texts in tokens; scored are the answers' tokens and the special token that ends each answer."""

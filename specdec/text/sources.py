@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from specdec import hub
 from specdec.config import NonEmpty, typed
-from specdec.errors import UsageError
+from specdec.errors import UsageError, in_one_line
 from specdec.text.lines import decoded, file_digest, filled_lines, json_value
 
 Part = Literal["train", "heldout"]  # of a training text
@@ -121,10 +121,8 @@ def _loaded(where: Mapping[str, Any], what: str, remedy: str) -> Any:
         except ArrowInvalid:  # the library does not repair a truncated file in its cache
             data = datasets.load_dataset(**where, download_mode="force_redownload")
     except Exception as error:  # datasets, the hub client and their file systems raise some twenty types here
-        reason = " ".join(str(error).split())[:300]
-        raise UsageError(
-            f"Data set {what} cannot be loaded: {type(error).__name__}: {reason.rstrip('.')}. {remedy}"
-        ) from None
+        reason = f"{type(error).__name__}: {in_one_line(error)}"
+        raise UsageError(f"Data set {what} cannot be loaded: {reason}. {remedy}") from None
     if len(data) == 0:
         raise UsageError(f"Data set {what} is empty: choose another split.")
     return data

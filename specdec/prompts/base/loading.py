@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from specdec.errors import UsageError
+from specdec.errors import UsageError, in_one_line
 from specdec.prompts.base.contract import Counts, Entry, Prompt, SetConfig, SourceContent, first_turn, prompts, turn_id
 
 BETWEEN_TURNS = "\n\n"  # stands between the turns of a conversation without a chat template
@@ -52,7 +52,7 @@ class Renderer:
         try:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # a template is a program of its own and can raise anything
-            reason = " ".join(str(error).split())[:200]
+            reason = in_one_line(error)
             raise UsageError(
                 f"The tokenizer's chat template fails ({reason}): set prompts.chat=never for plain text."
             ) from None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdec.errors import UsageError
+from specdec.errors import UsageError, in_one_line
 from specdec.heads.network import Heads
 from specdec.published.network_files import TRAINED_HEADS
 from specdec.targets.causal import Causal
@@ -56,8 +56,7 @@ class Backbone(nn.Module):
             try:
                 self.model = peft.get_peft_model(target.model, config)
             except ValueError as error:
-                reason = " ".join(str(error).split())
-                raise UsageError(f"Bad value lora.targets={lora.targets}: {reason}") from None
+                raise UsageError(f"Bad value lora.targets={lora.targets}: {in_one_line(error)}.") from None
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return hidden states [B, S, D] and logits [B, S, V] of tokens [B, S]."""
