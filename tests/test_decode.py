@@ -190,8 +190,8 @@ def test_a_tree_commits_its_accepted_path(cycle):
 TOKENS = st.integers(0, 5)
 
 
-@settings(max_examples=40)
-@given(st.lists(TOKENS, min_size=1, max_size=9), st.integers(1, 12), st.frozensets(TOKENS, max_size=2))
+@settings(max_examples=100)
+@given(st.lists(TOKENS, min_size=1, max_size=9), st.integers(1, 12), st.frozensets(TOKENS, min_size=1, max_size=2))
 def test_cut_keeps_up_to_the_end_token_and_the_limit(whole, room, ends):
     kept = cut(whole, room, ends)
     assert 1 <= len(kept) <= room and list(kept) == whole[: len(kept)]
