@@ -219,7 +219,8 @@ class Round:
     # tokens of min(p, q), or more under a verifier that is not lossless.
     beta: tuple[float, ...]
     marks: Marks
-    # There, for a verifier that is not lossless: the total variation between the laws that it emits with and without q.
+    # The total variation, at each of those positions, between the laws that a verifier which is not lossless emits with
+    # the draft and without one.
     tv: tuple[float, ...] = ()
     departure: Departure | None = None  # None for a lossless verifier, and where the emitted law is not known
     batch: int = 1  # sequences that shared the step; each takes an equal share of the durations between `marks`

@@ -107,7 +107,8 @@ class Certificate:
     sentence: str
     checks: Sequence[Check] = ()
     power: Sequence[str] = ()  # the shifts that would have been found in 9 cases of 10, in words
-    # Where known, for a combination that is declared lossy: of emitted tokens' laws from the target's, in the mean.
+    # The mean total variation between the laws of emitted tokens and the target's, for a combination that is declared
+    # lossy; None where it is not known.
     total_variation: float | None = None
     combination: Mapping[str, Any] = field(default_factory=dict)
     declarations: Sequence[Declaration] = ()

@@ -50,7 +50,7 @@ class Tally:
 
     def __init__(self, cells: int) -> None:
         self.observed, self.expected = np.zeros(cells), np.zeros(cells)
-        # Of the counts: the sum of diag(law) - law law^T over the draws, given what came before each.
+        # The covariance of the counts is the sum of diag(law) - law law^T over the draws, given what came before each.
         self.covariance = np.zeros((cells, cells))
         self.impossible = 0  # draws that have no chance under their law, of which one is enough
 

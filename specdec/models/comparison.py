@@ -62,7 +62,7 @@ class Comparison:
         """
         self._decoder, self._checked = decoder, checked
         self._device, self._dtype = decoder.device, decoder.model.dtype
-        # Whether any mask will do: a state follows one path, as does a model's own mask.
+        # A model takes any mask unless it keeps states or makes a mask of its own: these follow one path.
         self._masked = isinstance(decoder, Decoder) and not decoder.recurrent and not decoder.probed.own_masks
         # Every length has tokens of its own, so that nothing that a model kept of the text before is right by chance.
         tokens = iter(tokens_of(decoder, length + 1 + 2 + 3 + len(TREE) + 3, offset=length - PROMPT))

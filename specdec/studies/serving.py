@@ -7,12 +7,13 @@ published.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from math import nan
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -155,11 +156,15 @@ def texts_of_run(folder: Path, method: str | None, deepest: int) -> ServedTexts:
     return ServedTexts(tuple(texts), source, unknown / positions)
 
 
-class ServerCost(NamedTuple):
+@dataclass(frozen=True)
+class ServerCost:
     """The costs of a server's steps, and the times that they were fitted to."""
 
     steps: server.StepSeconds  # by a cost model, with the growth of draft and overhead where the person gives none
-    call_times: pd.DataFrame = pd.DataFrame(columns=["k", "w", "context", "seconds"], dtype=float)  # timed here
+    # calls that were timed here
+    call_times: pd.DataFrame = field(
+        default_factory=partial(pd.DataFrame, columns=["k", "w", "context", "seconds"], dtype=float)
+    )
     error: tuple[float, float] = (nan, nan)  # of the largest batch, by a fit that saw only smaller ones: median, worst
 
 

@@ -223,7 +223,7 @@ def time_shapes(
         copies = 1
         for way in ways:
             target.evaluation = way
-            # Of the cache, as many as there is memory for behind the longest context.
+            # The cache gets as many copies as there is memory for behind the longest context.
             copies = max([copies, *(k for k, _ in calls.possible(max(depths), fill=False))])
         # At once, because compiling for one way would give up what was compiled for another.
         target.evaluation = "rows" if "rows" in ways else own
