@@ -144,6 +144,13 @@ def test_a_peer_that_fails_says_so_and_stops(target, monkeypatch):
     assert fresh.failure == "RuntimeError: no luck" and fresh(PROMPT) is None
 
 
+def test_a_peer_that_writes_no_token_is_left_out(target, monkeypatch):
+    peer = made(target, "none")[0]
+    monkeypatch.setattr(type(peer), "generate", lambda *_: ((), 0.5))
+    peer.tune(PROMPT)
+    assert peer.failure == "it wrote no token" and peer(PROMPT) is None
+
+
 def test_compiled_runs_try_a_static_cache_too_but_not_for_drafts(target, tiny_model):
     """A draft that reaches past its end would end the process."""
     for name in ("small_model", "ngram"):
