@@ -134,9 +134,14 @@ def account_section(account: Account, run: Run) -> Section:
             f"{machine:.3f} is what other work did to it, and is in no factor below."
         )
     clock = "cost model's clock" if simulated else "wall clock"
-    largest, _ = losses(account)
-    most = f"{account.named(largest).name} costs most, ×{account.value(largest):.2f}" if largest else "nothing is lost"
-    most = "not told apart from a busy machine" if account.doubt else f"besides drafting, {most}"
+    largest, surest = losses(account)
+    if account.doubt:
+        most = "not told apart from a busy machine"
+    elif surest:
+        most = "costs most" if surest == largest else "is the largest significant loss"
+        most = f"besides drafting, {account.named(surest).name} {most}, ×{account.value(surest):.2f}"
+    else:
+        most = f"besides drafting, {'no loss is significant' if largest else 'nothing is lost'}"
     headline = f"From {account.factors['omega']:.2f} tokens per round to a speedup of {account.speedup:.2f}: {most}"
     caption = f"Factors from the capped geometric to the {clock}; their product is the speedup"
     by_time = ("A round's time, whatever the order of factors", time_table(account))

@@ -122,6 +122,21 @@ def words_in(figure) -> str:
     return "\n".join(text.get_text() for text in texts).replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    ("intervals", "words"),
+    [
+        ({}, "dependence, drift or chance costs most, ×0.80"),
+        ({"dependence": (0.6, 1.1)}, "verifying more tokens is the largest significant loss, ×0.90"),
+        (dict.fromkeys(("dependence", "verify"), (0.6, 1.1)), "no loss is significant"),
+    ],
+)
+def test_the_picture_names_the_loss_that_is_sure(make_account, intervals, words):
+    account = make_account({"omega": 2.0, "dependence": 0.8, "draft": 0.8, "verify": 0.9}, intervals)
+    run = SimpleNamespace(title="t", simulated=False, metrics={}, refuted="")
+    ((_, figure),) = account_section(account, run).figures
+    assert f"to a speedup of {account.speedup:.2f}: besides drafting, {words}" in words_in(figure)
+
+
 def test_every_bar_begins_where_the_last_one_ended(worked_example):
     figure = waterfall(worked_example, title="worked example")
     drawn, words = bars(figure), words_in(figure)
