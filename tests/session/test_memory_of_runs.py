@@ -1,4 +1,4 @@
-"""What a process holds does not grow while decoding: whatever a token needs is given back before the next."""
+"""Decoding keeps nothing of the tokens before: whatever one needs is given back before the next."""
 
 import gc
 import tracemalloc
@@ -37,7 +37,7 @@ def held():
 
 @pytest.mark.slow
 def test_decoding_does_not_grow_the_process(tiny_model, sampling, held):
-    """Keeping the p of every round alone would add over a megabyte: 4 texts of some 100 rounds of 5 x 61 numbers."""
+    """Keeping the p of every round alone would add 750 kB: 4 texts of some 100 rounds of 5 x 61 numbers."""
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     drafter = ngram(target)
 
